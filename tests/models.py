@@ -38,6 +38,24 @@ ENCODING_OPTIONS = {
     **{name: {"position_encoding": name} for name in ENCODINGS if name != "xpos"},
     "xpos": {"encoder_position_encoding": "rope", "decoder_position_encoding": "xpos"},
 }
+MODELS = {
+    **ENCODING_OPTIONS,
+    **BLOCK_OPTIONS,
+    **{f"linear, {name}": options for name, options in LINEAR_ATTENTION_OPTIONS.items()},
+    "half": {"rope_layout": "half", "rope_fraction": 0.5},
+    "a fraction, another base": {"rope_fraction": 0.25, "rope_base": 500.0},
+    "yarn": {"rope_scaling": {"rope_type": "yarn", "factor": 4, "original_max_position_embeddings": 6}},
+    "proportional": {"rope_scaling": {"rope_type": "proportional", "partial_rotary_factor": 0.5}},
+    "one side scaled": {"encoder_rope_scaling": {"rope_type": "linear", "factor": 3}},
+    "scaled by length": {"attention_length_scaling": 5.0},
+    "pre-norm": {"encoder_normalize_before": True, "decoder_normalize_before": True},
+    "normalised embeddings": {"layernorm_embedding": True, "no_scale_embedding": True},
+    "normformer": {"scale_attn": True, "scale_fc": True, "scale_resids": True},
+    "gelu": {"activation_fn": "gelu"},
+    "other heads": {"decoder_attention_heads": 4, "encoder_attention_heads": 1},
+    "another width": {"encoder_embed_dim": 32, "decoder_input_dim": 48, "decoder_output_dim": 48},
+    "odd heads": {**FOUR_HEADS, "encoder_embed_dim": 20, "decoder_embed_dim": 20, "rope_fraction": 0.8},
+}
 
 
 # -- inputs and functions ------------------------------------------------------------------------------
@@ -73,25 +91,3 @@ def with_different_norms(model):
 def is_of_positions(name):
     """Whether a parameter or buffer of this *name* belongs to the position encoding."""
     return "embed_positions" in name or ".position." in name
-
-
-def assert_same_start(built, names):
-    """Assert that all parameters but those of positions start the same with each of the encodings *names*."""
-    started = {}
-    for name in names:
-        torch.manual_seed(7)
-        started[name] = dict(built(position_encoding=name).named_parameters())
-    for name, parameters in started.items():
-        assert {key for key in parameters if not is_of_positions(key)} == started["none"].keys()
-        assert all(torch.equal(parameters[key], value) for key, value in started["none"].items()), name
-
-
-def effective_options(built, output, values):
-    """The names of *values*, options of a model, with which the same weights have another output."""
-    one = built()
-    for name, value in values.items():
-        other, weights = built(**{name: value}), one.state_dict()
-        if {n: w.shape for n, w in weights.items()} == {n: w.shape for n, w in other.state_dict().items()}:
-            other.load_state_dict(weights)
-            if not torch.equal(output(one), output(other)):
-                yield name

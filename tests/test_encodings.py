@@ -105,18 +105,6 @@ def test_resuming_with_another_encoding_is_refused_unless_the_optimiser_is_new(d
     assert "--encoder-position-encoding sinusoidal, not rope" in refused
 
 
-def test_layers_to_keep_and_missing_parameters_of_shared_biases(data_bin, tmp_path):
-    train(data_bin, tmp_path, "--position-encoding", "t5", "--max-update", 1)
-    path = tmp_path / "checkpoint_last.pt"
-    kept = ["--model-overrides", "{'encoder_layers_to_keep': '1', 'decoder_layers_to_keep': '0'}"]
-    assert sorted(outputs(generate(data_bin, [path], *kept))) == list(range(20))
-    state = torch.load(path, weights_only=False)
-    state["model"] = {key: weight for key, weight in state["model"].items() if ".position." not in key}
-    torch.save(state, tmp_path / "damaged.pt")
-    with pytest.raises(RuntimeError, match="Missing key.*encoder.layers.0.self_attn.position"):
-        generate(data_bin, [tmp_path / "damaged.pt"])
-
-
 def test_the_example_of_the_documentation_trains_and_translates(data_bin, tmp_path, monkeypatch):
     (code,) = re.findall(r"```python\n(# my_positions/__init__\.py\n.*?)```", DOCS.read_text(), re.DOTALL)
     folder = tmp_path / "my_positions"

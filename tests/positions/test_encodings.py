@@ -22,7 +22,6 @@ from tests.references import CASES, OPTIONS, C, D, H, bucket, by_the_paper, caus
 
 T, B = 9, 3  # words of a sentence, and sentences
 
-DECODERS = [case for case in CASES if case.values[1] == "decoder"]
 PADS = {
     "none": torch.zeros(B, T).bool(),
     "right": torch.tensor([[0] * 9, [0] * 7 + [1] * 2, [0] * 3 + [1] * 6]).bool(),
@@ -116,62 +115,6 @@ def test_a_layer_without_gradient_leaves_that_of_the_next_layer_alone(name):
 @pytest.mark.parametrize("name, side, options", [case for case in CASES if case.id.endswith("0")])
 def test_second_derivatives_are_those_of_finite_differences(name, side, options):
     assert_gradients(name, side, options, need_weights=True, second=True)
-
-
-@pytest.mark.parametrize("name, side, options", DECODERS)
-def test_step_by_step_with_reordered_beams_equals_all_at_once(name, side, options):
-    attention, x = make(name, side, options), torch.randn(40, B, C)
-    history, state = x[:0], {}
-    begin = 0
-    for length in [4] + 36 * [1]:  # a prefix, then step by step
-        if begin in (6, 20, 33):
-            order = torch.tensor([2, 0, 0])
-            attention.reorder_incremental_state(state, order)
-            history = history[:, order]
-        new = x[begin : begin + length]
-        history, begin = torch.cat([history, new]), begin + length
-        mask = causal_mask(length, begin)
-        step, _ = attention(new, None, None, incremental_state=state, attn_mask=mask, need_weights=False)
-        all_at_once, _ = attention(history, None, None, attn_mask=causal_mask(begin), need_weights=False)
-        torch.testing.assert_close(step, all_at_once[-length:], atol=1e-5, rtol=1e-4)
-    chunk, _ = attention(x[:5], None, None, incremental_state=state, attn_mask=causal_mask(5, 45), need_weights=False)
-    all_at_once, _ = attention(torch.cat([history, x[:5]]), None, None, attn_mask=causal_mask(45))
-    torch.testing.assert_close(chunk, all_at_once[-5:], atol=1e-5, rtol=1e-4)
-
-
-@pytest.mark.parametrize("name, side, options", CASES)
-def test_shifted_positions_and_padding_on_the_left_change_nothing(name, side, options):
-    attention, x = make(name, side, options, torch.float64), torch.randn(T, 1, C, dtype=torch.float64)
-    position = attention.position
-    assert not position.absolute
-
-    def scores(offset):
-        q, k = (attention._split_heads(x) for _ in range(2))
-        turned_q, turned_k = position.queries_and_keys(q, k, offset)
-        return (turned_q @ turned_k.transpose(2, 3)).tril()
-
-    for offset in (1, 90, 700):
-        torch.testing.assert_close(scores(offset), scores(0), atol=1e-5, rtol=1e-5)
-    mask = (lambda n: causal_mask(n, dtype=torch.float64)) if side == "decoder" else lambda n: None
-    alone, _ = attention(x, x, x, attn_mask=mask(T))
-    padded = torch.cat([torch.randn(30, 1, C, dtype=torch.float64), x])
-    pad = (torch.arange(T + 30) < 30).unsqueeze(0)
-    shifted, _ = attention(padded, padded, padded, pad, attn_mask=mask(T + 30))
-    torch.testing.assert_close(shifted[30:], alone, atol=1e-5, rtol=1e-5)
-
-
-@pytest.mark.parametrize("name, side, options", DECODERS)
-def test_steps_on_left_padded_targets_are_those_of_each_target_alone(name, side, options):
-    attention, x = make(name, side, options), torch.randn(T, B, C)
-    state, pad = {}, PADS["left"]
-    steps = [
-        attention(x[n : n + 1], None, None, pad[:, n : n + 1], incremental_state=state, need_weights=False)[0]
-        for n in range(T)
-    ]
-    for b in range(B):
-        alone = x[~pad[b], b : b + 1]
-        expected, _ = attention(alone, alone, alone, attn_mask=causal_mask(len(alone)), need_weights=False)
-        torch.testing.assert_close(torch.cat(steps)[~pad[b], b], expected[:, 0], atol=1e-5, rtol=1e-4)
 
 
 def test_cases_are_those_of_all_encodings_in_attention():

@@ -3,7 +3,6 @@
 import logging
 import math
 import random
-import re
 import threading
 from argparse import ArgumentParser, Namespace
 from concurrent.futures import ThreadPoolExecutor
@@ -15,7 +14,6 @@ import torch
 from fairseq import checkpoint_utils
 from fairseq.models import ARCH_CONFIG_REGISTRY, build_model
 from fairseq.sequence_generator import SequenceGenerator
-from fairseq.tasks.translation import TranslationTask
 from omegaconf import OmegaConf
 from torch import nn
 
@@ -33,19 +31,26 @@ from tests.searches import assert_same, assert_scores_of_the_full_pass, fast, se
 LEARNED = ("t5", "shaw", "transformer-xl", "deberta", "tupe", "kerple", "learned")  # those with parameters
 
 
-def with_all_slow_but(*fast_ones):
-    return [name if name in fast_ones else pytest.param(name, marks=pytest.mark.slow) for name in ENCODING_OPTIONS]
-
-
 # -- the same start ----------------------------------------------------------------------------------
 
 
-def test_all_other_parameters_start_the_same_from_the_same_seed(build):
+DRAWN_AGAIN = ("learned", "transformer-xl")  # RoBERTa draws the values of all linear layers and embeddings again
+START = {
+    "transformer_rope_tiny": list(ENCODING_OPTIONS),
+    "transformer_lm_rope": list(ENCODING_OPTIONS),
+    "roberta_rope": [name for name in ENCODING_OPTIONS if name not in ("xpos", *DRAWN_AGAIN)],
+}
+
+
+@pytest.mark.parametrize("arch", list(START))
+def test_all_other_parameters_start_the_same_from_the_same_seed(build, arch):
+    sizes = {"encoder_embed_dim": 64, "encoder_attention_heads": 2, "decoder_embed_dim": 64}
     started, random_states = {}, {}
-    for name, options in ENCODING_OPTIONS.items():
+    for name in START[arch]:
         for draws, seed in ((torch, 7), (numpy.random, 7), (random, 7)):
             (getattr(draws, "manual_seed", None) or draws.seed)(seed)
-        started[name] = build(**options).state_dict()
+        options = ENCODING_OPTIONS[name] if arch == "transformer_rope_tiny" else {"position_encoding": name}
+        started[name] = build(arch, **sizes, **options).state_dict()
         random_states[name] = (torch.rand(4).tolist(), numpy.random.rand(), random.random())
     for name, state in started.items():
         state = {key: value for key, value in state.items() if not key.endswith("_float_tensor")}  # of older fairseqs
@@ -105,20 +110,6 @@ def test_kerples_parameters_start_in_the_ranges_of_its_paper(build):
                 drawn[path.rpartition(".")[2]] += value.detach().flatten().tolist()
     for name, most in (("r1", 2.0), ("r2", 1.0)):
         assert 0 <= min(drawn[name]) < 0.1 * most and 0.9 * most < max(drawn[name]) <= most
-
-
-def test_two_encodings_train_on_the_same_batches(data_bin, tmp_path, monkeypatch):
-    real, batches = TranslationTask.train_step, {}
-    for name in ("alibi", "t5"):
-        seen = batches[name] = []
-
-        def train_step(self, sample, model, criterion, optimizer, update_num, ignore_grad=False, seen=seen):
-            seen.append((sample["id"].tolist(), torch.get_rng_state().sum().item()))
-            return real(self, sample, model, criterion, optimizer, update_num, ignore_grad)
-
-        monkeypatch.setattr(TranslationTask, "train_step", train_step)
-        train(data_bin, tmp_path / name, "--position-encoding", name, "--no-save", "--disable-validation")
-    assert batches["alibi"] == batches["t5"] and len(batches["t5"]) > 2
 
 
 # -- beside fairseq's own transformer ----------------------------------------------------------------
@@ -233,26 +224,6 @@ def test_shape_adds_one_number_to_the_positions_of_a_sentence_in_training(build,
 
 
 @pytest.mark.parametrize("name", list(ENCODING_OPTIONS))
-def test_padding_on_either_side_changes_nothing(build, name):
-    model = build(**ENCODING_OPTIONS[name])
-    target, _ = batch([8, 8, 8], left_pad=False, seed=1)
-    left, lengths = batch([40, 4, 6], left_pad=True)
-    right, _ = batch([40, 4, 6], left_pad=False)
-    from_left = teacher_forced(model, left, lengths, target)
-    torch.testing.assert_close(teacher_forced(model, right, lengths, target), from_left, atol=1e-5, rtol=1e-4)
-    alone = teacher_forced(model, right[1:2, :4], lengths[1:2], target[1:2])
-    torch.testing.assert_close(alone[0], from_left[1], atol=1e-5, rtol=1e-4)
-
-
-@pytest.mark.parametrize("name", list(ENCODING_OPTIONS))
-def test_the_encoder_knows_the_order_of_words_unless_it_has_no_positions(build, name):
-    model, order = build(**ENCODING_OPTIONS[name]), [1, 0, 2, 3, 4, 5]
-    source, lengths = batch([6], left_pad=False)
-    swapped, straight = (model.encoder(tokens, lengths)["encoder_out"][0] for tokens in (source[:, order], source))
-    assert torch.allclose(swapped, straight[order], atol=1e-5) is (name == "none")
-
-
-@pytest.mark.parametrize("name", list(ENCODING_OPTIONS))
 def test_layers_share_one_encoding_or_have_one_each(build, name):
     model = build(**ENCODING_OPTIONS[name])
     for side in (model.encoder, model.decoder):
@@ -271,19 +242,6 @@ def test_the_search_notices_an_encoding_that_somebody_has_changed(build):
         assert_same(after, before)
     position.register_forward_hook(lambda *_: None)
     search_both_ways(model, sample, bound=False)
-
-
-@pytest.mark.parametrize("name", with_all_slow_but("t5", "rope"))
-def test_threads_that_share_a_model_get_what_one_gets(build, name):
-    model = build(**ENCODING_OPTIONS[name])
-    cases = [(*batch([length, 3], left_pad=True, seed=length), batch([4, length], False)[0]) for length in range(4, 12)]
-    with torch.no_grad():
-        expected = [teacher_forced(model, *case) for case in cases]
-        with ThreadPoolExecutor(4) as threads:
-            for _ in range(5):
-                found = list(threads.map(torch.no_grad()(lambda case: teacher_forced(model, *case)), cases))
-                for one, other in zip(found, expected, strict=True):
-                    torch.testing.assert_close(one, other)
 
 
 def test_threads_that_train_share_no_bias_and_no_gradient(build):
@@ -320,7 +278,7 @@ def test_threads_that_train_share_no_bias_and_no_gradient(build):
 
 
 @pytest.mark.parametrize("name", [*LEARNED, "sinusoidal"])
-@pytest.mark.parametrize("before", ["sinusoidal", "t5", "shaw"])
+@pytest.mark.parametrize("before", ["sinusoidal", "learned", "t5", "shaw"])
 def test_a_checkpoint_of_another_encoding_is_fitted_aloud(build, before, name, caplog):
     checkpoint = build(**ENCODING_OPTIONS[before]).state_dict()
     if before == "sinusoidal":  # as fairseq 0.12 writes it
@@ -419,15 +377,6 @@ def test_the_parts_of_a_yaml_file_become_the_options_that_fairseq_reads_and_over
     assert len(first.decoder.layers) == 1
 
 
-def test_a_yaml_file_of_an_align_model_has_the_options_of_its_encoding(task):
-    parts = dict.fromkeys(("encoder", "decoder"), {"layers": 1, **SIZES})
-    model = build_model(
-        OmegaConf.create({"_name": "transformer_rope_align", **parts, "position_encoding": "alibi"}), task
-    )
-    assert model.cfg.position_encoding == "alibi"
-    assert type(model.decoder.layers[0].self_attn.position) is ENCODINGS["alibi"]
-
-
 def test_a_hydra_config_and_a_named_architecture_choose_the_encoding(build, task):
     sizes = {"embed_dim": 64, "ffn_embed_dim": 64, "layers": 2, "attention_heads": 2}  # those of transformer_tiny
     tiny = {f"{side}_{name}": size for side in ("encoder", "decoder") for name, size in sizes.items()}
@@ -515,43 +464,6 @@ def test_a_bias_of_queries_and_added_values_are_those_of_each_layer_without_furt
     torch.testing.assert_close(*outputs)
 
 
-def read_powers(value, flag):
-    if not re.fullmatch(r"[\d., ]+", value):
-        raise ValueError(f"{flag} {value}: must be numbers with commas between them")
-    return value.replace(" ", "")
-
-
-class Powers(Nearness):
-    options = {"nearness_powers": Option("1,0.5", "the powers of the distance", read=read_powers)}
-
-    @classmethod
-    def build(cls, side, embed_dim, heads, nearness_powers):
-        return cls(heads, sum(map(float, nearness_powers.split(","))))
-
-
-def test_an_option_of_a_user_is_saved_as_it_was_read(build, monkeypatch):
-    monkeypatch.setitem(ENCODINGS, "powers", Powers)
-    model = build(position_encoding="powers", nearness_powers="0.5, 0.25")
-    assert model.cfg.nearness_powers == "0.5,0.25"
-    assert model.encoder.layers[0].self_attn.position.power == 0.75
-    with pytest.raises(ValueError, match="^--nearness-powers x: "):
-        build(position_encoding="powers", nearness_powers="x")
-
-
-def test_a_bias_comes_after_the_queries_and_keys_of_its_layer_in_all_searches(build, monkeypatch):
-    class InOrder(ENCODINGS["none"]):
-        def queries_and_keys(self, q, k, offset):
-            self.keys = offset + k.size(2)
-            return q, k
-
-        def bias(self, q, k, padding):
-            assert self.keys == k.size(2)
-            return torch.zeros(1, 1, q.size(2), k.size(2))
-
-    monkeypatch.setitem(ENCODINGS, "in-order", InOrder)
-    search_both_ways(fast(build(position_encoding="in-order")), sentences((7, 7)))
-
-
 def test_layers_inside_an_encoding_are_not_those_of_the_model():
     names = [f"layers.{n}.self_attn.position.layers.{m}.weight" for n in (1, 2) for m in (0, 1)]
     kinds = [_kind(name) for name in names]
@@ -565,35 +477,10 @@ def test_encodings_with_different_options_of_one_name_are_refused(monkeypatch):
         TransformerRopeModel.add_args(ArgumentParser())
 
 
-@pytest.mark.parametrize("kv_heads", [1, 2])
-def test_a_bias_gets_keys_of_one_shape_in_training_and_in_the_search(build, monkeypatch, kv_heads):
-    seen = []
-
-    class Seeing(ENCODINGS["none"]):
-        def bias(self, q, k, padding):
-            seen.append(k.size(1))
-            return None
-
-    monkeypatch.setitem(ENCODINGS, "seeing", Seeing)
-    model = build(position_encoding="seeing", decoder_attention_heads=2, decoder_kv_heads=kv_heads, encoder_layers=0)
-    search_both_ways(fast(model), sentences((7, 7)))
-    assert set(seen) == {kv_heads}
-
-
 def test_the_common_flag_replaces_the_encodings_of_an_architecture(build):
     for side in ("encoder", "decoder"):
         position = getattr(build("transformer_xpos", position_encoding="alibi"), side).layers[0].self_attn.position
         assert type(position) is ENCODINGS["alibi"]
-
-
-def test_a_switch_of_one_encoding_does_not_disturb_the_others(build, monkeypatch):
-    switched = type("Switched", (ENCODINGS["none"],), {"options": {"my_switch": Option(False, "")}})
-    switched.build = classmethod(lambda cls, side, embed_dim, heads, my_switch: cls())
-    monkeypatch.setitem(ENCODINGS, "switched", switched)
-    build(my_switch=False)  # store_true sets it for every model
-    build(position_encoding="switched", my_switch=True)
-    with pytest.raises(ValueError, match="--my-switch True: is not used"):
-        build(my_switch=True)
 
 
 @pytest.mark.parametrize("name", ["alibi", "t5", "kerple", "tupe"])
@@ -637,6 +524,25 @@ def test_training_needs_no_mask_if_only_later_words_are_hidden(build, name, left
         assert sum(is_causal) == expected
         model.decoder._future_mask = torch.full((8, 8), -math.inf).triu(1)
     torch.testing.assert_close(*results, rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("kv_heads", [1, 2])
+def test_a_bias_comes_after_the_rotation_and_gets_keys_of_one_shape_in_all_searches(build, monkeypatch, kv_heads):
+    seen = []
+
+    class Seeing(ENCODINGS["none"]):
+        def queries_and_keys(self, q, k, offset):
+            self.keys = offset + k.size(2)
+            return q, k
+
+        def bias(self, q, k, padding):
+            seen.append((k.size(1), k.size(2) == self.keys))
+            return torch.zeros(1, 1, q.size(2), k.size(2))
+
+    monkeypatch.setitem(ENCODINGS, "seeing", Seeing)
+    model = build(position_encoding="seeing", decoder_attention_heads=2, decoder_kv_heads=kv_heads, encoder_layers=0)
+    search_both_ways(fast(model), sentences((7, 7)))
+    assert set(seen) == {(kv_heads, True)}
 
 
 def test_layers_on_different_devices_do_not_share_a_bias():

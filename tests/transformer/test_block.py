@@ -5,7 +5,6 @@ from itertools import product
 
 import pytest
 import torch
-import torch.nn.functional as F
 from fairseq import checkpoint_utils
 
 from fairseq_rope.errors import InputError
@@ -305,26 +304,6 @@ def test_with_a_quarter_of_the_heads_keys_and_values_need_a_quarter_of_the_memor
     assert min(whole) > 0 and whole == [4 * count for count in quarter]
 
 
-UNBINDABLE = {
-    "a hook of a norm": lambda layer: layer.final_layer_norm.register_forward_hook(lambda *_: None),
-    "a hook of the gate": lambda layer: layer.fc1.gate.register_forward_hook(lambda *_: None),
-    "a hook of a gated layer": lambda layer: layer.fc1.register_forward_hook(lambda *_: None),
-    "a hook of a norm of heads": lambda layer: layer.self_attn.k_norm.register_forward_hook(lambda *_: None),
-    "one norm of two": lambda layer: setattr(layer.self_attn, "q_norm", None),
-    "a bias of one projection": lambda layer: layer.self_attn.k_proj.register_parameter(
-        "bias", torch.nn.Parameter(torch.ones(layer.self_attn.k_proj.out_features))
-    ),
-    "another norm": lambda layer: setattr(layer, "final_layer_norm", type("Own", (RMSNorm,), {})(64)),
-}
-
-
-@pytest.mark.parametrize("name", list(UNBINDABLE))
-def test_a_changed_part_is_called(build, name):
-    model = fast(build(**BLOCK_OPTIONS["all"]))
-    UNBINDABLE[name](model.decoder.layers[0])
-    search_both_ways(model, sentences(), bound=False)
-
-
 def test_with_queries_of_another_length_the_norm_keeps_the_scores(build):
     model, source = build(qk_norm=True), batch([7, 7], left_pad=False)
     expected = model.encoder(*source)["encoder_out"][0]
@@ -363,24 +342,15 @@ def test_a_model_trains_resumes_averages_and_refuses_other_options(data_bin, tra
     resume = ("--restore-file", tmp_path / "checkpoint1.pt", "--save-dir", tmp_path / "other", "--max-epoch", 2)
     train(data_bin, tmp_path, *FLAGS, "--max-epoch", 2)
     paths = [str(tmp_path / f"checkpoint{epoch}.pt") for epoch in (1, 2)]
-    (model,), _, _ = checkpoint_utils.load_model_ensemble_and_task([paths[1]])
-    layer = model.decoder.layers[1]
-    assert type(layer.fc1) is GatedLinear and layer.fc1.activation_fn is F.silu
-    assert layer.self_attn.k_proj.out_features == layer.encoder_attn.v_proj.out_features == 32
-    assert model.encoder.layers[0].fc2.in_features == layer.fc2.in_features == 48
-    state = average_checkpoints(paths)
-    assert {name: value.shape for name, value in state["model"].items()} == {
-        name: value.shape for name, value in checkpoint_utils.load_checkpoint_to_cpu(paths[0])["model"].items()
-    }
     # A choice of this kind changes no shape, only the result.
     weights = checkpoint_utils.load_checkpoint_to_cpu(paths[0])
+    assert average_checkpoints(paths)["model"].keys() == weights["model"].keys()
     weights["cfg"]["model"].decoder_attention_heads, weights["cfg"]["model"].decoder_kv_heads = 4, 2
     torch.save(weights, tmp_path / "other_heads.pt")
     with pytest.raises(AverageError, match="--decoder-kv-heads is 2 in the former and 1 in the latter"):
         average_checkpoints([paths[0], str(tmp_path / "other_heads.pt")])
     log = train(data_bin, tmp_path / "resumed", *FLAGS, *resume)
     assert "Loaded checkpoint" in log
-    train(data_bin, tmp_path / "resumed", *FLAGS, *resume, "--encoder-kv-heads", 2)  # as many as by default
     with pytest.raises(InputError, match="was trained with --rope-base 10000.0, not 500.0"):
         train(data_bin, tmp_path / "resumed", *FLAGS, *resume, "--rope-base", 500)
     start = ("--finetune-from-model", trained / "checkpoint_last.pt")

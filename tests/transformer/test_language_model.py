@@ -4,36 +4,26 @@ import math
 import re
 import shutil
 from argparse import Namespace
-from functools import partial
 from types import SimpleNamespace
 
 import pytest
 import torch
 from fairseq.criterions.adaptive_loss import AdaptiveLoss
-from fairseq.models import ARCH_CONFIG_REGISTRY, build_model
+from fairseq.models import build_model
 from fairseq.models.transformer_lm import TransformerLanguageModel, TransformerLanguageModelConfig
-from fairseq.sequence_generator import SequenceGenerator
 from omegaconf import OmegaConf
 
-from fairseq_rope.checkpoints import flags_of_model, load_checkpoint
-from fairseq_rope.errors import InputError
+from fairseq_rope.checkpoints import load_checkpoint
 from fairseq_rope.positions import ENCODINGS
-from fairseq_rope.transformer.flags import all_flags
 from fairseq_rope.transformer.language_model import TransformerRopeLanguageModel
-from fairseq_rope.transformer.meaning import FUNCTION, OTHER_MODEL_OPTIONS
 from tests.commands import PLUGIN, call, outputs, run_program, scores, valid_losses
-from tests.models import EOS, FAVOR, LINEAR, PAD, assert_same_start, batch, effective_options, with_different_norms
+from tests.models import PAD, batch, with_different_norms
 from tests.references import CASES, C, H, layer_normalised, plain_layers
 from tests.transformer.language_models import assert_resumes, averaged, fit
 
 SIZES = {"decoder_layers": 2, "decoder_attention_heads": H, "decoder_ffn_embed_dim": 20, "max_target_positions": 30}
 SIZES.update((f"decoder_{name}_dim", C) for name in ("embed", "input", "output"))
 SIZES["quant_noise_pq_block_size"] = 4
-
-
-def of_decoder(options):
-    """Those of *options* for both sides that a model without an encoder has."""
-    return {name: value for name, value in options.items() if not name.startswith(("encoder_", "cross_"))}
 
 
 @pytest.fixture
@@ -101,133 +91,6 @@ def test_without_rope_it_is_fairseqs_model_from_the_same_seed(task, name, parts)
 def by_hydra(args, task):
     """The model of *args*, as fairseq-hydra-train builds it."""
     return build_model(OmegaConf.create(args), task).eval()
-
-
-def test_all_encodings_start_the_same_from_the_same_seed(build):
-    assert_same_start(partial(build, "transformer_lm_rope", **SIZES), ENCODINGS)
-
-
-# -- properties ------------------------------------------------------------------------------------
-
-MODELS = {
-    **{name: {"position_encoding": name} for name in ENCODINGS},
-    "elu1": LINEAR,
-    "favor": FAVOR,
-    "llama": {
-        **{"norm_type": "rms", "ffn_type": "glu", "scale_glu_width": True, "activation_fn": "swish"},
-        **{"no_projection_bias": True, "decoder_kv_heads": 1, "qk_norm": True, "attention_length_scaling": 9.0},
-    },
-    "normformer": {**OTHER_PARTS["normformer"], "ffn_type": "glu"},
-    "yarn": {"rope_scaling": {"rope_type": "yarn", "factor": 4, "original_max_position_embeddings": 4}},
-}
-
-
-@pytest.mark.parametrize("name", list(MODELS))
-def test_a_word_reads_earlier_words_only_and_step_by_step_is_all_at_once(language_model, name):
-    model = language_model(**of_decoder(MODELS[name]))
-    tokens, _ = batch([9, 9], left_pad=False)
-    with torch.no_grad():
-        expected, state = model(tokens)[0], {}
-        changed = tokens.clone()
-        changed[:, 5] = 4 + (tokens[:, 5] - 3) % 40
-        difference = (model(changed)[0] - expected).abs().amax(dim=(0, 2))
-        assert float(difference[:5].max()) < 1e-6 and float(difference[5:].min()) > 1e-5
-        for length in range(1, 10):
-            step = model(tokens[:, :length], incremental_state=state)[0]
-            torch.testing.assert_close(step[:, 0], expected[:, length - 1], rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.parametrize("name", ["rope", "t5", "shaw", "elu1", "favor", "llama"])
-def test_padding_changes_nothing(language_model, name):
-    model, (alone, _) = language_model(**of_decoder(MODELS[name])), batch([6], left_pad=False)
-    right = torch.cat([alone, torch.full((1, 3), PAD)], dim=1)
-    left = torch.cat([torch.full((1, 3), PAD), alone], dim=1)
-    torch.testing.assert_close(model(right)[0][:, :6], model(alone)[0], rtol=1e-4, atol=1e-5)
-    torch.testing.assert_close(model(left)[0][:, 3:], model(alone)[0], rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.parametrize("name", ["rope", "t5", "elu1", "llama"])
-def test_a_search_has_the_scores_of_all_words_at_once(language_model, name):
-    model, (prefix, lengths) = language_model(**of_decoder(MODELS[name])), batch([4, 4], left_pad=False)
-    words = model.decoder.dictionary
-    search = SequenceGenerator([model], words, beam_size=3, max_len_b=9, normalize_scores=False)
-    sample = {"net_input": {"src_tokens": prefix, "src_lengths": lengths}}
-    for found in search.generate([model], sample, prefix_tokens=prefix[:, :3], bos_token=EOS):
-        for hypothesis in found:
-            tokens = hypothesis["tokens"].unsqueeze(0)
-            previous = torch.cat([torch.tensor([[EOS]]), tokens[:, :-1]], dim=1)
-            expected = model(previous)[0].log_softmax(2).gather(2, tokens.unsqueeze(2)).flatten()
-            torch.testing.assert_close(hypothesis["positional_scores"], expected, rtol=1e-4, atol=1e-4)
-
-
-# -- options ---------------------------------------------------------------------------------------
-
-REFUSED = [
-    ({"decoder_learned_pos": True}, "--decoder-learned-pos"),
-    ({"rope_scaling": {"rope_type": "dynamic", "factor": 2, "original_max_position_embeddings": 4}}, "--rope-scaling "),
-    ({"decoder_kv_heads": 2}, "--decoder-kv-heads 2"),
-    ({**OTHER_PARTS["adaptive"], "adaptive_input_cutoff": "5,20"}, "--tie-adaptive-weights"),
-]
-
-
-@pytest.mark.parametrize("options, flag", REFUSED)
-def test_what_cannot_work_is_refused(language_model, options, flag):
-    with pytest.raises(ValueError, match=f"^{flag}"):
-        language_model(**options)
-
-
-def test_options_of_an_encoder_are_unknown(task):
-    for name in ("encoder_attention_type", "cross_kv_heads", "encoder_embed_dim"):
-        with pytest.raises(InputError, match=f"^model.{name}: neither fairseq nor fairseq-rope has an option"):
-            by_hydra({"_name": "transformer_lm_rope", name: 1}, task)
-
-
-# A value other than the default for every option of fairseq's transformer_lm that builds a model with this alone
-OTHER_VALUES = {
-    **{"activation_fn": "gelu", "dropout": 0.3, "attention_dropout": 0.3, "activation_dropout": 0.3},
-    **{"relu_dropout": 0.3, "decoder_embed_dim": 24, "decoder_output_dim": 24, "decoder_input_dim": 24},
-    **{"decoder_ffn_embed_dim": 32, "decoder_layers": 1, "decoder_attention_heads": 2, "decoder_layerdrop": 0.3},
-    **{"decoder_normalize_before": True, "no_decoder_final_norm": True, "decoder_layers_to_keep": "0"},
-    **{"adaptive_softmax_dropout": 0.3, "adaptive_softmax_factor": 2, "layernorm_embedding": True},
-    **{"no_token_positional_embeddings": True, "character_embeddings": True, "character_filters": "[(1, 8)]"},
-    **{"character_embedding_dim": 8, "char_embedder_highway_layers": 1, "adaptive_input_factor": 2},
-    **{"no_scale_embedding": True, "checkpoint_activations": True, "offload_activations": True},
-    **{"quant_noise_pq": 0.1, "quant_noise_pq_block_size": 2, "quant_noise_scalar": 0.1, "min_params_to_wrap": 1},
-    **{"base_sublayers": 2, "base_shuffle": 2, "scale_fc": True, "scale_attn": True, "scale_heads": True},
-    **{"scale_resids": True, "adaptive_input_cutoff": "10,20"},
-}
-# These change the form of the output, need files or several processes, are refused, or change which weights are shared.
-NOT_BUILT = {
-    *("adaptive_softmax_cutoff", "adaptive_input", "decoder_xformers_att_config", "decoder_learned_pos"),
-    *("base_layers", "tie_adaptive_weights", "tie_adaptive_proj", "share_decoder_input_output_embed"),
-}
-
-
-def test_the_compared_options_are_those_that_change_the_output_of_the_same_weights(language_model):
-    own = set(flags_of_model("transformer_lm_rope")) - {"help"} - set(all_flags(("decoder",)))
-    assert own - NOT_BUILT == set(OTHER_VALUES)
-    compared, tokens = {*FUNCTION, *OTHER_MODEL_OPTIONS}, batch([7, 4], left_pad=False)[0]
-    assert set(effective_options(language_model, lambda model: model(tokens)[0], OTHER_VALUES)) - compared == set()
-
-
-def test_each_size_is_fairseqs():
-    names = [name for name in ARCH_CONFIG_REGISTRY if name.startswith("transformer_lm_rope")]
-    assert len(names) == 21
-    for name in names:
-        ours, stock = Namespace(arch=name), Namespace()
-        ARCH_CONFIG_REGISTRY[name](ours)
-        ARCH_CONFIG_REGISTRY[name.replace("_rope", "")](stock)
-        without = {"decoder_learned_pos", "no_token_positional_embeddings"}
-        assert {key: value for key, value in vars(stock).items() if vars(ours)[key] != value}.keys() <= without
-        assert not any(key.startswith("encoder_") for key in vars(ours))
-        assert (ours.position_encoding, ours.decoder_learned_pos) == ("rope", False)
-
-
-def test_offloaded_activations_are_those_of_checkpoints():
-    for name in ("transformer_lm_big", "transformer_lm_rope", "transformer_lm_rope_big"):
-        args = Namespace(arch=name, offload_activations=True)
-        ARCH_CONFIG_REGISTRY[name](args)
-        assert args.checkpoint_activations is True
 
 
 # -- fairseq's commands ----------------------------------------------------------------------------
@@ -354,16 +217,7 @@ def test_validation_of_an_adaptive_softmax_has_the_loss_of_eval_lm(text_bin, tmp
     fit(flags, text_bin, tmp_path, "--max-update", 2)
     path = tmp_path / "checkpoint_last.pt"
     words = ["--path", path, "--user-dir", PLUGIN, "--max-tokens", 512, "--tokens-per-sample", 32, "--cpu"]
-    given = [
-        "--task",
-        "language_modeling",
-        "--valid-subset",
-        "test",
-        "--criterion",
-        "adaptive_loss",
-        "--ddp-backend",
-        "legacy_ddp",
-    ]
+    given = "--task language_modeling --valid-subset test --criterion adaptive_loss --ddp-backend legacy_ddp".split()
     log = call("fairseq-validate", text_bin, *words, *given)
     loss = float(re.findall(r"\| loss ([\d.]+)", log)[-1])
     by_eval_lm = call("fairseq-eval-lm", text_bin, *words, "--num-workers", 0)

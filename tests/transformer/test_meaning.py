@@ -1,73 +1,86 @@
 """What makes two checkpoints the same model, and what happens when a training continues from another one."""
 
 import json
-from argparse import ArgumentParser, Namespace
+from argparse import Namespace
 
 import pytest
 import torch
-from fairseq.models import MODEL_REGISTRY
 
+from fairseq_rope.checkpoints import flags_of_model
 from fairseq_rope.errors import InputError
 from fairseq_rope.transformer.flags import all_flags
 from fairseq_rope.transformer.meaning import FUNCTION, OTHER_MODEL_OPTIONS, describe, meaning, option_differences
 from tests.commands import train
 from tests.models import FOUR_HEADS
 
-# A value other than the default for every option of the transformer and of the rotary model.
+# A value other than the default for every option of fairseq's models that builds a model of the same shapes
 OTHER_VALUES = {
-    "activation_fn": "gelu", "dropout": 0.3, "attention_dropout": 0.3, "activation_dropout": 0.3,
-    "relu_dropout": 0.3, "encoder_embed_dim": 32, "encoder_ffn_embed_dim": 32, "encoder_layers": 1,
-    "encoder_attention_heads": 4, "encoder_normalize_before": True, "encoder_layerdrop": 0.3,
-    "encoder_layers_to_keep": "0", "max_source_positions": 99, "decoder_embed_dim": 32,
-    "decoder_ffn_embed_dim": 32, "decoder_layers": 1, "decoder_attention_heads": 4,
-    "decoder_normalize_before": True, "decoder_layerdrop": 0.3, "decoder_layers_to_keep": "0",
-    "decoder_output_dim": 32, "max_target_positions": 99, "no_token_positional_embeddings": True,
-    "adaptive_softmax_dropout": 0.3, "adaptive_softmax_factor": 2, "layernorm_embedding": True,
-    "no_scale_embedding": True, "checkpoint_activations": True, "offload_activations": True,
-    "no_cross_attention": True, "quant_noise_pq": 0.1, "quant_noise_pq_block_size": 4,
-    "quant_noise_scalar": 0.1, "min_params_to_wrap": 1, "char_inputs": True, "base_sublayers": 2,
-    "base_shuffle": 2, "export": True, "no_decoder_final_norm": True, "encoder_learned_pos": True,
-    "decoder_learned_pos": True,
-    "adaptive_softmax_cutoff": [10, 20],
+    **dict.fromkeys(("dropout", "attention_dropout", "activation_dropout", "relu_dropout", "pooler_dropout"), 0.3),
+    **dict.fromkeys(("encoder_layerdrop", "decoder_layerdrop", "adaptive_softmax_dropout"), 0.3),
+    **dict.fromkeys(("quant_noise_pq", "quant_noise_scalar", "mha_reg_scale_factor", "ffn_reg_scale_factor"), 0.1),
+    **dict.fromkeys(("encoder_attention_heads", "decoder_attention_heads", "quant_noise_pq_block_size"), 4),
+    **dict.fromkeys(("min_params_to_wrap", "mha_heads_to_keep"), 1),
+    **dict.fromkeys(("adaptive_softmax_factor", "adaptive_input_factor", "base_sublayers", "base_shuffle"), 2),
+    **dict.fromkeys(("character_embedding_dim", "char_embedder_highway_layers", "ffn_blocks_to_remove"), 2),
+    **dict.fromkeys(("encoder_normalize_before", "decoder_normalize_before", "no_decoder_final_norm"), True),
+    **dict.fromkeys(("no_scale_embedding", "no_token_positional_embeddings", "no_cross_attention"), True),
+    **dict.fromkeys(("checkpoint_activations", "offload_activations", "char_inputs", "export"), True),
+    **dict.fromkeys(("load_checkpoint_heads", "spectral_norm_classification_head", "untie_weights_roberta"), True),
+    "activation_fn": "gelu_accurate", "pooler_activation_fn": "relu", "character_filters": "[(1, 8)]",
+    "adaptive_input_cutoff": "10,20",
 }  # fmt: skip
-# SHARING changes which weights are the same, but no output. The model refuses the options in NOT_BUILT, or they need
-# files, several processes or an adaptive softmax.
-SHARING = {name for name in (*FUNCTION, *OTHER_MODEL_OPTIONS) if name.startswith(("share_", "merge_", "tie_"))}
+# Other shapes, other forms of the output or other numbers of positions; options that share weights, are refused, or
+# need files or several processes
 NOT_BUILT = {
-    *("encoder_embed_path", "decoder_embed_path", "encoder_xformers_att_config"),
-    *("decoder_xformers_att_config", "cross_self_attention", "base_layers", "adaptive_input"),
+    *("encoder_embed_dim", "encoder_ffn_embed_dim", "encoder_layers", "encoder_layers_to_keep", "max_source_positions"),
+    *("decoder_embed_dim", "decoder_ffn_embed_dim", "decoder_layers", "decoder_layers_to_keep", "max_target_positions"),
+    *("decoder_input_dim", "decoder_output_dim", "max_positions", "layernorm_embedding", "character_embeddings"),
+    *("encoder_learned_pos", "decoder_learned_pos", "encoder_embed_path", "decoder_embed_path", "adaptive_input"),
+    *("encoder_xformers_att_config", "decoder_xformers_att_config", "cross_self_attention", "base_layers"),
+    *("adaptive_softmax_cutoff", "scale_fc", "scale_attn", "scale_heads", "scale_resids"),
+    *(name for name in (*FUNCTION, *OTHER_MODEL_OPTIONS) if name.startswith(("share_", "merge_", "tie_"))),
+}
+SIDES = ("encoder", "decoder")
+SMALL = {
+    **{f"{side}_{part}_dim": 64 for side in SIDES for part in ("embed", "ffn_embed", "input", "output")},
+    **{f"{side}_{part}": 2 for side in SIDES for part in ("layers", "attention_heads")},
+    **{"max_positions": 30, "max_target_positions": 30, "quant_noise_pq_block_size": 8},
+}
+# an architecture -> its sides that are ours, and the options with which the same weights have another output
+HEADS = {"encoder_attention_heads", "decoder_attention_heads"}
+CHANGING = {
+    "transformer_rope_tiny": (SIDES, {"activation_fn", "no_scale_embedding", *HEADS}),
+    "transformer_tiny": ((), {"activation_fn", "no_scale_embedding", "no_token_positional_embeddings", *HEADS}),
+    "transformer_lm_rope": (("decoder",), {"activation_fn", "no_scale_embedding", "decoder_attention_heads"}),
+    "roberta_rope": (("encoder",), {"activation_fn", "pooler_activation_fn", "encoder_attention_heads"}),
 }
 
 
-def test_the_compared_options_are_those_that_change_the_output_of_the_same_weights(build):
-    flags = {}
-    for model in ("transformer_rope", "transformer"):
-        parser = ArgumentParser(add_help=False, conflict_handler="resolve")
-        MODEL_REGISTRY[model].add_args(parser)
-        flags[model] = {action.dest for action in parser._actions}
-    assert set().union(*flags.values()) - SHARING - NOT_BUILT - set(all_flags()) == set(OTHER_VALUES)
+@pytest.mark.parametrize("arch", list(CHANGING))
+def test_the_compared_options_are_those_that_change_the_output_of_the_same_weights(build, arch):
+    sides, expected = CHANGING[arch]
+    tokens, lengths = torch.randint(4, 40, (2, 7)), torch.tensor([7, 7])
 
-    source, previous = torch.randint(4, 40, (2, 2, 7))
+    def built(**options):
+        model = build(arch, **{**SMALL, **options})
+        if hasattr(model, "register_classification_head"):
+            model.register_classification_head("pairs", num_classes=2)
+        return model.eval()
 
-    def output(model):
-        return model(source, torch.tensor([7, 7]), previous)[0]
+    def outputs(model):
+        if hasattr(model, "register_classification_head"):
+            return [model(tokens)[0], model(tokens, classification_head_name="pairs")[0]]
+        return [model(tokens)[0] if sides == ("decoder",) else model(tokens, lengths, tokens)[0]]
 
-    changing = set()
-    for arch, model in (("transformer_rope_tiny", "transformer_rope"), ("transformer_tiny", "transformer")):
-        for name in sorted(flags[model] & set(OTHER_VALUES)):
-            if name == "adaptive_softmax_cutoff" or (name.endswith("learned_pos") and "rope" in arch):
-                continue  # another form of output, or refused
-            extra = {"decoder_embed_dim": 32} if name == "encoder_embed_dim" else {}
-            one, other = build(arch), build(arch, **{name: OTHER_VALUES[name]}, **extra)
-            weights = one.state_dict()
-            if {n: w.shape for n, w in weights.items()} == {n: w.shape for n, w in other.state_dict().items()}:
-                other.load_state_dict(weights)
-                if not torch.equal(output(one), output(other)):
-                    changing.add(name)
-    # These also change the names of weights, or are refused, or a task applies them after the model is built.
-    also = {"encoder_normalize_before", "decoder_normalize_before", "adaptive_softmax_cutoff", "layernorm_embedding"}
-    positions = {"no_token_positional_embeddings", "encoder_learned_pos", "decoder_learned_pos"}
-    assert changing - positions == set(FUNCTION) - SHARING - NOT_BUILT - also - {"quant_noise_scalar"}
+    model, changing = built(), set()
+    for name in flags_of_model(arch) - {"help"} - set(all_flags(sides)) - NOT_BUILT:
+        other = built(**{name: OTHER_VALUES[name]})
+        if model.state_dict().keys() == other.state_dict().keys():
+            other.load_state_dict(model.state_dict())
+            if not all(map(torch.equal, outputs(model), outputs(other))):
+                changing.add(name)
+    assert changing == expected
+    assert expected - {"no_token_positional_embeddings"} <= {*FUNCTION, *OTHER_MODEL_OPTIONS}
 
 
 SCALING = {"rope_type": "linear", "factor": 2}

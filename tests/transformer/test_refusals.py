@@ -60,9 +60,8 @@ REFUSED = [
     (of(""), "--position-encoding "),
     (of("xpos"), "--position-encoding xpos"),
     ({"encoder_position_encoding": "xpos"}, "--encoder-position-encoding xpos"),
-    ({"rope_fraction": 0.3}, "--rope-fraction 0.3"),
-    ({"rope_fraction": 1.5}, "--rope-fraction 1.5"),
-    ({"rope_base": -1.0}, "--rope-base -1.0"),
+    *(({"rope_fraction": value}, f"--rope-fraction {value}") for value in (0.0, 0.3, 1.5, math.nan)),
+    *(({"rope_base": value}, f"--rope-base {value}") for value in (-1.0, 1.0, math.inf)),
     (of("t5", **{BUCKETS: 7}), "--relative-attention-num-buckets 7"),
     (of("t5", **{BUCKETS: 2}), "--relative-attention-num-buckets 2"),
     (of("t5", relative_attention_max_distance=16), "--relative-attention-max-distance 16"),
@@ -100,6 +99,19 @@ REFUSED = [
     (linear(rope_scaling=YARN), '--rope-scaling {"attention_factor": null, '),
     (linear(decoder_rope_scaling=YARN), '--decoder-rope-scaling {"attention_factor": null, '),
 ]  # fmt: skip
+
+
+LM, ROBERTA = {"arch": "transformer_lm_rope"}, {"arch": "roberta_rope"}
+ADAPTIVE = {"adaptive_softmax_cutoff": "10,20", "adaptive_input": True, "tie_adaptive_weights": True}
+REFUSED += [
+    ({**LM, "decoder_learned_pos": True}, "--decoder-learned-pos"),
+    ({**LM, **scaling("dynamic", factor=2, original_max_position_embeddings=4)}, "--rope-scaling "),
+    ({**LM, "decoder_kv_heads": 3}, "--decoder-kv-heads 3"),
+    ({**LM, **ADAPTIVE, "adaptive_input_cutoff": "5,20"}, "--tie-adaptive-weights"),
+    ({**ROBERTA, "position_encoding": "xpos"}, "--position-encoding xpos"),
+    ({**ROBERTA, "alibi_type": "asymmetric"}, "--alibi-type asymmetric"),
+    ({**ROBERTA, "encoder_learned_pos": True}, "--encoder-learned-pos"),
+]
 
 
 @pytest.mark.parametrize("options, flag", REFUSED)

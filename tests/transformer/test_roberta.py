@@ -1,24 +1,18 @@
 """roberta_rope: beside a plain float64 reference and fairseq's roberta, and with fairseq's commands."""
 
 from argparse import Namespace
-from functools import partial
 
 import pytest
 import torch
-from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_NAME_REGISTRY, MODEL_REGISTRY, build_model
+from fairseq.models import ARCH_MODEL_NAME_REGISTRY, MODEL_REGISTRY
 from fairseq.models.roberta import RobertaModel
-from omegaconf import OmegaConf
 
-from fairseq_rope.checkpoints import flags_of_model
-from fairseq_rope.errors import InputError
 from fairseq_rope.positions import ENCODINGS
-from fairseq_rope.transformer.flags import all_flags
 from fairseq_rope.transformer.language_model import TransformerRopeLanguageModel
-from fairseq_rope.transformer.meaning import FUNCTION, OTHER_MODEL_OPTIONS
 from fairseq_rope.transformer.options import model_sides
 from fairseq_rope.transformer.roberta import RobertaRopeModel
 from tests.commands import valid_losses
-from tests.models import FAVOR, LINEAR, PAD, assert_same_start, batch, effective_options, with_different_norms
+from tests.models import PAD, batch, with_different_norms
 from tests.references import CASES, C, H, gelu, layer_normalised, linear, plain_layers
 from tests.transformer.language_models import assert_resumes, averaged, converted, fit
 
@@ -123,98 +117,6 @@ def test_without_rope_it_is_fairseqs_model(build, name, parts):
     masked = torch.rand(tokens.shape) < 0.5
     for options in ({}, {"features_only": True}, {"masked_tokens": masked}):
         torch.testing.assert_close(ours(tokens, **options)[0], stock(tokens, **options)[0], rtol=1e-6, atol=1e-6)
-
-
-def test_encodings_without_modules_start_the_same_from_the_same_seed(build):
-    drawn_again = ("xpos", "learned", "transformer-xl")  # not for encoders, and modules that RoBERTa draws again
-    names = [name for name in ENCODINGS if name not in drawn_again]
-    assert_same_start(partial(build, "roberta_rope", **SIZES), names)
-
-
-MODELS = {
-    **{name: {"position_encoding": name} for name in ENCODINGS if name != "xpos"},
-    "elu1": LINEAR,
-    "favor": FAVOR,
-    "block": {
-        **{"norm_type": "rms", "ffn_type": "glu", "scale_glu_width": True, "no_projection_bias": True},
-        **{"encoder_kv_heads": 1, "qk_norm": True, "attention_length_scaling": 9.0, "encoder_normalize_before": True},
-    },
-    "dynamic": {"rope_scaling": {"rope_type": "dynamic", "factor": 2, "original_max_position_embeddings": 20}},
-}
-
-
-@pytest.mark.parametrize("name", list(MODELS))
-def test_padding_changes_nothing_and_every_word_reads_all(roberta, name):
-    model, (alone, _) = roberta(**MODELS[name]), batch([6], left_pad=False)
-    sides = {"right": (0, 3), "left": (3, 0)}
-    with torch.no_grad():
-        expected = model(alone)[0]
-        for side, pads in sides.items():
-            padded = torch.nn.functional.pad(alone, pads, value=PAD)
-            rows = model(padded)[0][:, pads[0] : pads[0] + 6]
-            torch.testing.assert_close(rows, expected, rtol=1e-4, atol=1e-5, msg=f"{side}")
-        changed = alone.clone()
-        changed[:, 3] = 4 + (alone[:, 3] - 3) % 40
-        assert float((model(changed)[0] - expected).abs().amax(dim=2).min()) > 1e-6
-
-
-REFUSED = [
-    ({"position_encoding": "xpos"}, "--position-encoding xpos"),
-    ({"alibi_type": "asymmetric"}, "--alibi-type asymmetric"),
-    ({"encoder_learned_pos": True}, "--encoder-learned-pos"),
-]
-
-
-@pytest.mark.parametrize("options, flag", REFUSED)
-def test_what_cannot_work_is_refused(roberta, options, flag):
-    with pytest.raises(ValueError, match=f"^{flag}"):
-        roberta(**options)
-
-
-def test_options_of_a_decoder_are_unknown(task):
-    for name in ("decoder_attention_type", "cross_kv_heads", "decoder_embed_dim", "xpos_scale_base"):
-        with pytest.raises(InputError, match=f"^model.{name}: neither fairseq nor fairseq-rope has an option"):
-            build_model(OmegaConf.create({"_name": "roberta_rope", name: 1}), task)
-
-
-# A value other than the default for every option of fairseq's roberta
-OTHER_VALUES = {
-    **{"activation_fn": "relu", "dropout": 0.3, "attention_dropout": 0.3, "activation_dropout": 0.3},
-    **{"pooler_dropout": 0.3, "pooler_activation_fn": "relu", "encoder_embed_dim": 24, "encoder_ffn_embed_dim": 32},
-    **{"encoder_layers": 1, "encoder_attention_heads": 2, "encoder_layerdrop": 0.3, "encoder_layers_to_keep": "0"},
-    **{"encoder_normalize_before": True, "layernorm_embedding": False, "max_positions": 99},
-    **{"load_checkpoint_heads": True, "untie_weights_roberta": True, "spectral_norm_classification_head": True},
-    **{"quant_noise_pq": 0.1, "quant_noise_pq_block_size": 2, "quant_noise_scalar": 0.1, "min_params_to_wrap": 1},
-    **{"mha_reg_scale_factor": 0.1, "ffn_reg_scale_factor": 0.1, "mha_heads_to_keep": 1, "ffn_blocks_to_remove": 2},
-}
-
-
-def test_the_compared_options_are_those_that_change_the_output_of_the_same_weights(roberta):
-    own = set(flags_of_model("roberta_rope")) - {"help"} - set(all_flags(("encoder",)))
-    assert own - {"activation_fn"} == set(OTHER_VALUES) - {"activation_fn"}
-    compared, tokens = {*FUNCTION, *OTHER_MODEL_OPTIONS}, batch([7, 4], left_pad=False)[0]
-
-    def built(**options):
-        model = roberta(**options)
-        model.register_classification_head("pairs", num_classes=2)
-        return model.eval()
-
-    def output(model):
-        of_head = model(tokens, classification_head_name="pairs")[0]
-        return torch.cat([model(tokens)[0].flatten(), of_head.flatten()])
-
-    names = set(effective_options(built, output, OTHER_VALUES))
-    assert "pooler_activation_fn" in names and names - compared == set()
-
-
-@pytest.mark.parametrize("name", ["roberta", "roberta_base", "roberta_large", "roberta_prenorm"])
-def test_each_size_is_fairseqs(name):
-    ours, stock = Namespace(arch=name.replace("roberta", "roberta_rope")), Namespace()
-    ARCH_CONFIG_REGISTRY[ours.arch](ours)
-    ARCH_CONFIG_REGISTRY[name](stock)
-    different_options = {key for key, value in vars(stock).items() if vars(ours)[key] != value}
-    assert different_options == {"encoder_learned_pos", "no_token_positional_embeddings"}
-    assert not any(key.startswith("decoder_") for key in vars(ours)) and ours.position_encoding == "rope"
 
 
 def test_the_small_model_has_less_than_a_million_weights_without_embeddings(build):

@@ -1,6 +1,5 @@
 """fairseq_rope/transformer: the model, compared with fairseq's own."""
 
-import logging
 from argparse import ArgumentParser, Namespace
 from collections import OrderedDict
 from typing import get_type_hints
@@ -46,18 +45,6 @@ def test_parameters_have_fairseqs_names_shapes_and_initial_values(build, shared)
     assert all(torch.equal(states[1][name], weight) for name, weight in states[0].items())
 
 
-@pytest.mark.parametrize("positions", ["embed_positions._float_tensor", "embed_positions.weight"])
-def test_absolute_positions_of_a_checkpoint_are_dropped_with_a_warning(build, caplog, positions):
-    model = build()
-    state = dict(build("transformer_tiny").state_dict())
-    for side in ("encoder", "decoder"):
-        state[f"{side}.{positions}"] = torch.zeros(1)
-    with caplog.at_level(logging.WARNING):
-        model.load_state_dict(state, strict=True)
-    for side in ("encoder", "decoder"):
-        assert f"dropped {side}.{positions}" in caplog.text
-
-
 def test_layers_are_wrapped_for_fsdp_as_in_fairseq(build, monkeypatch):
     def wrapped_sizes(arch, module, **options):
         sizes = []
@@ -98,12 +85,6 @@ def shapes(model):
     return {name: tuple(weight.shape) for name, weight in model.state_dict().items()}
 
 
-@pytest.mark.parametrize("arch", ["transformer_rope", "transformer_rope_tiny", "transformer_rope_align"])
-def test_a_hydra_config_builds_the_same_model_as_flags(task, build, arch):
-    with torch.device("meta"):
-        assert shapes(build_model(OmegaConf.create({"_name": arch, **FLAT}), task)) == shapes(build(arch, **FLAT))
-
-
 @pytest.mark.parametrize("options", list(NESTED.values()), ids=list(NESTED))
 @pytest.mark.parametrize("arch", ["transformer_rope", "transformer_rope_tiny", "transformer_rope_align"])
 def test_a_hydra_config_builds_the_sizes_of_fairseqs_model(task, options, arch):
@@ -116,15 +97,6 @@ def test_a_hydra_config_builds_the_sizes_of_fairseqs_model(task, options, arch):
         return shapes(model), [name for name, module in model.named_modules() if module._forward_pre_hooks]
 
     assert built(arch) == built(arch.replace("_rope", ""))
-
-
-def test_a_hydra_config_sets_the_rotation_and_is_validated(task):
-    rotation = {"rope_layout": "half", "rope_fraction": 0.5, "rope_base": 500.0}
-    model = build_model(OmegaConf.create({"_name": "transformer_rope_tiny", **rotation}), task)
-    rotary = model.decoder.layers[1].self_attn.position
-    assert (rotary.base, rotary.layout, rotary.dim) == (500.0, "half", 16)
-    with pytest.raises(ValueError, match="--encoder-learned-pos"):
-        build_model(OmegaConf.create({"_name": "transformer_rope", "encoder": {"learned_pos": True}}), task)
 
 
 @pytest.mark.parametrize("arch", ["transformer_rope_tiny", "transformer_rope_align", "multilingual_transformer_rope"])
@@ -144,6 +116,10 @@ MISSPELT = [
     ({"encoder": {"layerz": 3}}, "model.encoder.layerz", " layers"),
     ({"zzz": 3}, "model.zzz", "name"),
 ]
+UNKNOWN = {
+    "transformer_lm_rope": ("encoder_attention_type", "cross_kv_heads", "encoder_embed_dim"),
+    "roberta_rope": ("decoder_attention_type", "cross_kv_heads", "decoder_embed_dim", "xpos_scale_base"),
+}
 
 
 @pytest.mark.parametrize("arch", ["transformer_rope_tiny", "transformer_alibi", "transformer_rope_llama"])
@@ -152,6 +128,12 @@ def test_a_misspelt_option_of_a_hydra_config_is_refused(task, arch, given, name,
     with pytest.raises(InputError) as refused:
         build_model(OmegaConf.create({"_name": arch, **given}), task)
     assert str(refused.value).startswith(f"{name}: ") and str(refused.value).endswith(nearest)
+
+
+@pytest.mark.parametrize("arch, name", [(arch, name) for arch, names in UNKNOWN.items() for name in names])
+def test_options_of_the_other_side_are_unknown_to_a_model_of_one_side(task, arch, name):
+    with pytest.raises(InputError, match=f"^model.{name}: neither fairseq nor fairseq-rope has an option"):
+        build_model(OmegaConf.create({"_name": arch, name: 1}), task)
 
 
 def test_a_model_of_others_can_have_more_options_in_a_hydra_config(task, monkeypatch):
