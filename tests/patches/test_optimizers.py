@@ -207,10 +207,9 @@ def test_weights_that_were_changed_after_saving_are_kept(form, monkeypatch):
     second = with_copies(changed, **common)
     second.load_state_dict(state)
     sizes = [weight.numel() for weight in weights]
-    flat, saved = (
-        torch.cat([copy.flatten() for copy in each[FLOAT32_COPIES]]) for each in (second.state_dict(), state)
-    )
-    for number, (part, copy) in enumerate(zip(flat.split(sizes), saved.split(sizes), strict=True)):
+    states = [each[FLOAT32_COPIES] for each in (second.state_dict(), state)]
+    parts = [torch.cat([copy.flatten() for copy in copies]).split(sizes) for copies in states]
+    for number, (part, copy) in enumerate(zip(*parts, strict=True)):
         assert torch.equal(part, changed[2].detach().float().flatten() if number == 2 else copy)
 
 
