@@ -459,12 +459,6 @@ def test_supervised_alignment_trains_and_prints_alignments(data_bin, tmp_path):
     assert model.decoder.layers[0].encoder_attn.k_proj.out_features == 16
     printed = generate(data, path, "--gen-subset", "valid", "--print-alignment", "--max-len-b", 8)
     assert sorted(outputs(printed, "A")) == list(range(20))
-    # Other architectures have no layer and head for alignment; the last layer's attention learns it.
-    losses = []
-    for arch in ("transformer_tiny", "transformer_rope_tiny"):
-        log = train(data, tmp_path / arch, "--arch", arch, *supervised, "--alignment-lambda", 10)
-        losses.append(float(re.findall(r'"valid_alignment_loss": "([\d.]+)"', log)[-1]))
-    assert losses[0] > 0 and losses[1] == pytest.approx(losses[0], rel=0.2)
 
 
 def test_multilingual_transformer_trains_and_translates(data_bin, tmp_path):

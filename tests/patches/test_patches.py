@@ -798,10 +798,7 @@ from fairseq import checkpoint_utils
 is_patched = type(checkpoint_utils.torch).__name__ == "TorchWithSafeLoad"
 registered = is_patched and "transformer_rope_tiny" in ARCH_MODEL_REGISTRY
 """
-USER_DIR = """
-import argparse, fairseq.utils, fairseq_rope.plugin, os
-fairseq.utils.import_user_module(argparse.Namespace(user_dir=os.path.dirname(fairseq_rope.__file__)))
-"""
+USER_DIR = f"import argparse, fairseq.utils as u; u.import_user_module(argparse.Namespace(user_dir={str(PLUGIN)!r}))"
 MODULES = sorted(
     ".".join(path.relative_to(ROOT).with_suffix("").parts)
     for path in PLUGIN.rglob("*.py")
@@ -811,10 +808,8 @@ MODULES = sorted(
 
 IMPORTS = {
     "fairseq first": "import fairseq, fairseq_rope",
-    "user-dir": f"import sys; sys.path.insert(0, {str(ROOT)!r}){USER_DIR}".replace("fairseq_rope.plugin, ", "").replace(
-        "fairseq_rope.__file__", repr(str(PLUGIN / "__init__.py"))
-    ),
-    "plugin, user-dir": "import fairseq_rope" + USER_DIR,
+    "user-dir": USER_DIR,
+    "plugin, user-dir": f"import fairseq_rope.plugin; {USER_DIR}",
     "search": "from fairseq_rope.search.step import bind_all",
     "criterion, plugin": "from fairseq_rope.criterion import output_weight; import fairseq_rope.plugin",
     "a name of transformer": "from fairseq_rope.transformer import TransformerRopeModel",

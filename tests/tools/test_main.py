@@ -182,19 +182,18 @@ def test_a_truncated_checkpoint_is_named_as_such(tmp_path, capsys, kept):
     assert [path.name for path in tmp_path.iterdir()] == ["cut.pt"]
 
 
-@pytest.mark.parametrize("encoding", ["latin-1", "ascii"])
-def test_scores_are_printed_where_the_output_has_no_dash(tmp_path, encoding):
+def test_scores_are_printed_where_the_output_has_no_dash(tmp_path):
     lines = "Das ist ein Satz für alle.\nUnd das ist noch einer.\n"
     for name in ("reference", "système", "other"):
         (tmp_path / name).write_text(lines, encoding="utf-8")
     files = ["--sys", tmp_path / "système", tmp_path / "other", "--ref", tmp_path / "reference"]
     command = [sys.executable, "-m", "fairseq_rope", "score", *files, "--target-lang", "de"]
-    environment = {**os.environ, "PYTHONIOENCODING": encoding}
+    environment = {**os.environ, "PYTHONIOENCODING": "latin-1"}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, timeout=180)
     assert done.returncode == 0, done.stderr
-    printed = done.stdout.decode(encoding)
+    printed = done.stdout.decode("latin-1")
     assert r"sacreBLEU \u2013 detokenised text" in printed and "100.00" in printed
-    assert f"{tmp_path}/syst" + ("\xe8me" if encoding == "latin-1" else r"\xe8me") in printed
+    assert f"{tmp_path}/système" in printed
 
 
 def test_a_file_is_complete_when_it_is_synced(tmp_path, monkeypatch):

