@@ -3,7 +3,6 @@
 "fairseq alone" is a second copy of a module of fairseq, loaded from its file, or the function that a replacement wraps.
 """
 
-import ast
 import builtins
 import contextlib
 import errno
@@ -61,13 +60,6 @@ from tests.patches.contents import same_contents
 from tests.patches.fairseq_alone import fairseq_alone, fasta_dataset_alone, translation_task, without_replacements
 
 
-def test_each_patch_says_what_it_prevents_and_when_it_can_go():
-    kinds = {"code execution", "lost data", "wrong results", "an unreadable error", "lost time"}
-    for patch in REPLACEMENTS:
-        assert patch.prevents in kinds and len(patch.reason.split()) > 12 and patch.until, patch.target
-        assert "Args:" not in patch.reason
-
-
 def test_each_file_of_patches_is_in_the_list():
     files = {str(path) for path in (PLUGIN / "patches").rglob("*.py") if "import replaces" in path.read_text()}
     assert files == {module.__file__ for module in patches.MODULES}
@@ -76,9 +68,6 @@ def test_each_file_of_patches_is_in_the_list():
 def test_the_patches_know_nothing_of_the_plugins_models():
     sources = [path.read_text() for path in (PLUGIN / "patches").rglob("*.py")]
     assert not any(re.search("transformer_rope|rotary", source) for source in sources)
-    code = "import fairseq_rope.patches; from fairseq import models, utils; "
-    code += "print('transformer_rope' in models.MODEL_REGISTRY, hasattr(utils.clip_grad_norm_, '__patches__'))"
-    assert in_a_process(code).split() == ["False", "True"]
 
 
 def test_the_page_of_differences_lists_each_patch():
@@ -767,7 +756,7 @@ def test_each_patch_is_applied_once_and_has_a_reason():
     patches.apply(REPLACEMENTS)  # a second time
     for patch in REPLACEMENTS:
         assert patch.prevents in ("code execution", "lost data", "wrong results", "an unreadable error", "lost time")
-        assert patch.reason.endswith((".", ")")) and patch.until
+        assert len(patch.reason.split()) > 12 and patch.until, patch.target
         places = patches.owners(patch.target)
         assert places
         for owner, name in places:
@@ -809,10 +798,7 @@ from fairseq import checkpoint_utils
 is_patched = type(checkpoint_utils.torch).__name__ == "TorchWithSafeLoad"
 registered = is_patched and "transformer_rope_tiny" in ARCH_MODEL_REGISTRY
 """
-USER_DIR = """
-import argparse, fairseq.utils, fairseq_rope.plugin, os
-fairseq.utils.import_user_module(argparse.Namespace(user_dir=os.path.dirname(fairseq_rope.__file__)))
-"""
+USER_DIR = f"import argparse, fairseq.utils as u; u.import_user_module(argparse.Namespace(user_dir={str(PLUGIN)!r}))"
 MODULES = sorted(
     ".".join(path.relative_to(ROOT).with_suffix("").parts)
     for path in PLUGIN.rglob("*.py")
@@ -822,39 +808,13 @@ MODULES = sorted(
 
 IMPORTS = {
     "fairseq first": "import fairseq, fairseq_rope",
-    "user-dir": f"import sys; sys.path.insert(0, {str(ROOT)!r}){USER_DIR}".replace("fairseq_rope.plugin, ", "").replace(
-        "fairseq_rope.__file__", repr(str(PLUGIN / "__init__.py"))
-    ),
-    "plugin, user-dir": "import fairseq_rope" + USER_DIR,
+    "user-dir": USER_DIR,
+    "plugin, user-dir": f"import fairseq_rope.plugin; {USER_DIR}",
     "search": "from fairseq_rope.search.step import bind_all",
     "criterion, plugin": "from fairseq_rope.criterion import output_weight; import fairseq_rope.plugin",
     "a name of transformer": "from fairseq_rope.transformer import TransformerRopeModel",
     "reload": "import fairseq_rope, importlib; importlib.reload(fairseq_rope); import fairseq; "
     "importlib.reload(fairseq_rope); importlib.reload(fairseq_rope)",
-    "again": "import fairseq_rope, sys; del sys.modules['fairseq_rope']; import fairseq, fairseq_rope; "
-    "del sys.modules['fairseq_rope']; import fairseq_rope",
-    "a hook that imports it after fairseq": """
-import sys
-class Hook:
-    def find_spec(name, path=None, target=None):
-        if name == "fairseq":
-            sys.meta_path.remove(Hook)
-            import importlib.util
-            spec = importlib.util.find_spec(name)
-            load = spec.loader.exec_module
-            def exec_module(module):
-                load(module)
-                import fairseq_rope
-            spec.loader.exec_module = exec_module
-            return spec
-sys.meta_path.insert(0, Hook)
-import fairseq""",
-    "a thread imports fairseq": """
-import threading
-thread = threading.Thread(target=lambda: __import__("fairseq"))
-thread.start()
-import fairseq_rope.search
-thread.join()""",
     "models first, a-z": "import fairseq_rope.transformer.models; "
     + "; ".join(f"import {module}" for module in MODULES),
     "z-a": "; ".join(f"import {module}" for module in reversed(MODULES)),
@@ -887,30 +847,18 @@ def test_the_plugin_registers_in_any_order_of_imports():
     assert in_a_process(EACH.format(cases=cases)) == "", "these register no plugin"
 
 
-@pytest.mark.parametrize(
-    "version, message",
-    [
-        ("torch.__version__ = '2.5.1+cpu'", "fairseq-rope needs torch 2.6 or newer, and this is torch 2.5.1+cpu"),
-        ("sys.version_info = (3, 9, 7)", "fairseq-rope needs Python 3.10 or newer, and this is Python 3.9"),
-        ("sys.modules['fairseq.tasks'] = None", "import of fairseq.tasks halted; None in sys.modules"),
-    ],
-)
-def test_an_import_that_failed_fails_again_with_the_same_error(version, message):
-    code = f"""
-import fairseq, sys, torch
-{version}
+def test_an_import_that_failed_fails_again_with_the_same_error():
+    """Without the patches, a program that catches the error would go on with fairseq alone."""
+    code = """
+import fairseq, sys
+sys.modules["fairseq.tasks"] = None
 for _ in range(3):
     try:
         import fairseq_rope
     except ImportError as error:
         print(error)
 """
-    assert in_a_process(code).splitlines() == [message] * 3
-
-
-def test_python_2_can_read_the_file_that_refuses_it():
-    source = (PLUGIN / "__init__.py").read_text()
-    assert ast.parse(source, feature_version=(3, 4)) and not re.search(r"\bf\"|->|: \w+ =", source)
+    assert in_a_process(code).splitlines() == ["import of fairseq.tasks halted; None in sys.modules"] * 3
 
 
 @pytest.mark.slow
@@ -921,14 +869,6 @@ def test_each_module_can_be_imported_first():
     for module in MODULES:
         cases.setdefault(module.rpartition(".")[0], {})[module] = f"import {module}\n{patched}"
     assert in_a_process(EACH.format(cases=cases)) == "", "these fail, or load fairseq and apply no patches"
-
-
-def test_modules_that_do_not_need_fairseq_import_without_it():
-    tools = (path.stem for path in (PLUGIN / "tools").glob("[a-z]*.py"))
-    modules = ["errors", "__main__", "positions.rotary", *(f"tools.{tool}" for tool in tools)]
-    imports = "; ".join(f"import fairseq_rope.{module}" for module in modules)
-    code = f"import sys; sys.modules['fairseq'] = None; {imports}; print('done')"
-    assert in_a_process(code) == "done"
 
 
 def test_importing_package_command_and_translator_loads_neither_torch_nor_fairseq(tmp_path):

@@ -423,8 +423,3 @@ def test_the_plots_have_every_training_once_and_no_small_bucket(known):
     assert [label.get_text() for label in axes.get_xticklabels()] == [f"0-10\n({bucket['sentences']})"]
     (drawn,) = [bar.lines[0].get_ydata() for bar in axes.containers if bar.get_label() == "<other>"]
     assert drawn == pytest.approx([np.mean([*bucket["scores"]["<other>"].values()])])
-
-
-def test_each_system_has_its_own_look():
-    looks = [tuple(plots.style([*map(str, range(30))], str(n)).values()) for n in range(30)]
-    assert len({*looks}) == 30 and len({look[2:4] for look in looks[:28]}) == 28

@@ -1,6 +1,5 @@
 """fairseq_rope/tools/export.py: CTranslate2's model, compared with the checkpoint for every option."""
 
-import ast
 import contextlib
 import errno
 import hashlib
@@ -10,8 +9,6 @@ import os
 import re
 import shutil
 import signal
-import subprocess
-import sys
 from types import SimpleNamespace
 
 import ctranslate2
@@ -29,13 +26,13 @@ from fairseq_rope.serving.ctranslate2_model import position_limits, quantize, to
 from fairseq_rope.serving.ctranslate2_search import log_probs
 from fairseq_rope.serving.ctranslate2_support import refuse_unsupported
 from fairseq_rope.serving.exported_folder import INT8, QUANTIZATIONS, ExportError, TranslateError
+from fairseq_rope.serving.replaced_folder import replacing
 from fairseq_rope.serving.translator import Translator
 from fairseq_rope.text.tokens import Tokeniser
 from fairseq_rope.tools import average
 from fairseq_rope.tools import export as command
 from fairseq_rope.tools.export import main
 from fairseq_rope.transformer.flags import encoding_options
-from tests.commands import ENVIRONMENT, LIMIT, ROOT
 from tests.models import FOUR_HEADS, LLAMA
 from tests.serving.exports import exported
 
@@ -102,13 +99,11 @@ EXPORTED = {
     },
     "projected in": {"decoder_input_dim": 48},
     "projected out": {"decoder_output_dim": 48},
-    "projected in and out": {"decoder_input_dim": 48, "decoder_output_dim": 48},
     "gelu": {"activation_fn": "gelu"},
     "gelu_fast": {"activation_fn": "gelu_fast"},
     "gelu_accurate": {"activation_fn": "gelu_accurate"},
     "layers dropped": {"encoder_layerdrop": 0.2, "decoder_layerdrop": 0.2},
     "sinusoids": {"arch": "transformer_tiny"},
-    "sinusoids, pre-norm": {"arch": "transformer_tiny", **PRE_NORM},
     "learnt positions": {"arch": "transformer_tiny", **LEARNT},
     "few learnt positions": {
         "arch": "transformer_tiny", **LEARNT, "max_source_positions": 30, "max_target_positions": 20,
@@ -117,7 +112,6 @@ EXPORTED = {
 SMALL_VARIANCE = {"layernorm_embedding": True, "no_scale_embedding": True}  # so that a wrong epsilon matters
 EXPORTED.update({
     "RMSNorm": {"norm_type": "rms", **SMALL_VARIANCE},
-    "RMSNorm, pre-norm": {"norm_type": "rms", **PRE_NORM, **SMALL_VARIANCE},
     "SwiGLU": {"ffn_type": "glu", "activation_fn": "swish"},
     "ReGLU": {"ffn_type": "glu", "encoder_ffn_embed_dim": 40},
     "no biases": {"no_projection_bias": True},
@@ -154,7 +148,6 @@ ENCODINGS = {
     **{f"rope, {name}": {"rope_scaling": scaling} for name, scaling in SCALINGS.items()},
     "yarn, half, a fraction": {"rope_scaling": SCALINGS["yarn"], "rope_layout": "half", "rope_fraction": 0.5},
     "yarn and llama3": {"encoder_rope_scaling": SCALINGS["yarn"], "decoder_rope_scaling": SCALINGS["llama3"]},
-    "linear and yarn": {"encoder_rope_scaling": SCALINGS["linear"], "decoder_rope_scaling": SCALINGS["yarn"]},
     "proportional and alibi": {"rope_scaling": SCALINGS["proportional"], "decoder_position_encoding": "alibi"},
     "yarn and normalised queries": {"rope_scaling": SCALINGS["yarn"], "qk_norm": True, "rope_fraction": 0.5},
     **{
@@ -189,18 +182,14 @@ class Window(ALiBi):
         return -3.0 * (distance.abs() > 5).expand(len(self.slope), -1)
 
 
-@pytest.mark.parametrize("is_shared", [True, False])
-def test_another_bias_of_the_distance_is_exported_if_layers_share_it(build, task, tmp_path, is_shared):
+def test_another_bias_of_the_distance_is_exported_if_layers_share_it(build, task, tmp_path):
     model, window = strong(build(position_encoding="alibi")), Window(2)
-    window.shared = is_shared
     for layer in (*model.encoder.layers, *model.decoder.layers):
         layer.self_attn.position = window
-    if is_shared:
+    assert "differ from the checkpoint's by" in check(write(model, task, tmp_path / "model"), model, task)
+    window.shared = False
+    with pytest.raises(ExportError, match="Window"):
         refuse_unsupported(model, "model.pt", "float32")
-        assert "differ from the checkpoint's by" in check(write(model, task, tmp_path / "model"), model, task)
-    else:
-        with pytest.raises(ExportError, match="its encoder has the position encoding Window, which CTranslate2 does"):
-            refuse_unsupported(model, "model.pt", "float32")
 
 
 @pytest.mark.parametrize(
@@ -339,7 +328,7 @@ def test_a_wrong_model_specification_is_refused(build, task, tmp_path, name):
     options = options if isinstance(options, dict) else {"position_encoding": options}
     model = strong(build("transformer_rope_tiny", **options))
     folder = write(model, task, tmp_path / "model", change=change)
-    with pytest.raises(ExportError, match="per word at most, and 0.0001 is allowed: nothing was written"):
+    with pytest.raises(ExportError, match="per word at most, and 0.0001 "):
         check(folder, model, task)
 
 
@@ -347,7 +336,7 @@ def test_a_wrong_model_specification_is_refused_in_8_bits(build, task, tmp_path)
     options, change = WRONG["no rotation"]
     model = strong(build("transformer_rope_tiny", position_encoding=options))
     folder = write(model, task, tmp_path / "model", "int8", change)
-    with pytest.raises(ExportError, match="per word on average, and 0.3 is allowed: nothing was written"):
+    with pytest.raises(ExportError, match="per word on average, and 0.3 "):
         check(folder, model, task, "int8")
 
 
@@ -551,16 +540,16 @@ def test_a_model_with_biases_refuses_longer_lines_with_the_limit(trained, data_b
 def test_only_an_exported_model_is_replaced_and_only_with_a_flag(trained, data_bin, model, tmp_path, flag):
     folder = shutil.copytree(model, tmp_path / "model")
     before = (folder / "model.bin").stat().st_ino
-    with pytest.raises(SystemExit, match="exists already; --replace replaces it"):
+    with pytest.raises(SystemExit, match="--replace"):
         exported(trained, data_bin, folder)
     (tmp_path / "link").symlink_to("model")
     exported(trained, data_bin, tmp_path / "link", flag, "--quantization", "int8")
     assert (folder / "model.bin").stat().st_ino != before and (tmp_path / "link").is_symlink()
     (folder / "thesis.tex").write_text("")
-    with pytest.raises(SystemExit, match=r"files that are not a model's \(thesis.tex\); it is not replaced"):
+    with pytest.raises(SystemExit, match="thesis.tex"):
         exported(trained, data_bin, folder, flag)
     (tmp_path / "texts").mkdir()
-    with pytest.raises(SystemExit, match="no exported model; it is not replaced"):
+    with pytest.raises(SystemExit, match="--output .*texts: "):
         exported(trained, data_bin, tmp_path / "texts", flag)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["link", "model", "texts"]
 
@@ -583,77 +572,33 @@ def test_the_old_model_is_restored_if_replacing_fails(model, trained, data_bin, 
     assert (folder / "model.bin").read_bytes() == before
 
 
-KILLED = """
-import os, shutil, signal, sys
-from fairseq_rope.serving.replaced_folder import replacing
-
-output = sys.argv[1]
-beside = os.path.dirname(output)
-
-def write(folder, text):
-    os.mkdir(folder)
-    for name in "ab":
-        with open(os.path.join(folder, name), "w") as file:
-            file.write(text)
-
-def content(folder):
-    texts = [open(os.path.join(folder, name)).read() for name in sorted(os.listdir(folder))]
-    return texts[0] if len(texts) == 2 and len(set(texts)) == 1 else texts
-
-def killed_at(step):
-    steps = iter(range(step))
-    def hook(event, args):
-        if event in ("os.mkdir", "os.rename", "os.remove", "os.rmdir", "open") and next(steps, None) is None:
-            os.kill(os.getpid(), signal.SIGKILL)
-    if not (child := os.fork()):
-        sys.addaudithook(hook)
-        with replacing(output) as new:
-            write(new, "new")
+@pytest.mark.parametrize("renames", [0, 1, 2])
+def test_a_killed_replacement_leaves_the_old_or_the_new_model(tmp_path, renames):
+    """The process ends after a number of renames. Between the two, the hidden folder has both models."""
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "text").write_text("old")
+    if (child := os.fork()) == 0:
+        rename, left = os.rename, iter(range(renames))
+        os.rename = lambda *paths: os._exit(1) if next(left, None) is None else rename(*paths)
+        with replacing(str(tmp_path / "model")) as new:
+            os.mkdir(new)
+            shutil.copy(__file__, os.path.join(new, "text"))
         os._exit(0)
-    return os.WIFSIGNALED(os.waitpid(child, 0)[1])
-
-write(output, "old")
-outcomes, step = [], 0
-while killed_at(step):
-    if os.path.exists(output):
-        outcomes.append(content(output))
-    else:
-        hidden = os.path.join(beside, os.listdir(beside)[0])
-        outcomes.append([content(os.path.join(hidden, name)) for name in ("old", "new")])
-    for name in os.listdir(beside):
-        shutil.rmtree(os.path.join(beside, name))
-    write(output, "old")
-    step += 1
-print(outcomes)
-"""
-
-
-def test_a_killed_replacement_leaves_the_old_or_the_new_model(tmp_path):
-    """The export is killed before each of its operations on the file system."""
-    done = subprocess.run(
-        [sys.executable, "-c", KILLED, str(tmp_path / "model")],
-        cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True, timeout=LIMIT,
-    )  # fmt: skip
-    actual = ast.literal_eval(done.stdout.splitlines()[-1]) if done.stdout else done.stderr
-    outcomes = [outcome for outcome in ("old", ["old", "new"], "new") if outcome in actual]
-    # Between the two renames, the hidden folder has both.
-    assert outcomes == ["old", ["old", "new"], "new"] and all(outcome in outcomes for outcome in actual)
+    os.waitpid(child, 0)
+    found = {path.parent.name: path.read_text() == "old" for path in tmp_path.rglob("text")}
+    assert found == [{"model": True, "new": False}, {"old": True, "new": False}, {"model": False}][renames]
 
 
 @pytest.mark.usefixtures("without_validation_set")
-@pytest.mark.parametrize("ended", [KeyboardInterrupt, MemoryError, signal.SIGTERM])
-def test_an_interrupted_export_leaves_no_files(trained, data_bin, tmp_path, monkeypatch, ended):
+@pytest.mark.parametrize("sent, status", [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_an_interrupted_export_leaves_no_files(trained, data_bin, tmp_path, monkeypatch, sent, status):
     def ending(folder, *args):
         assert os.path.exists(os.path.join(folder, "model.bin"))
-        if ended is signal.SIGTERM:
-            signal.raise_signal(ended)
-        raise ended
+        signal.raise_signal(sent)
 
     monkeypatch.setattr(export, "check_model", ending)
-    with pytest.raises((SystemExit, MemoryError)) as stopped:
+    with pytest.raises(SystemExit, match=f"^{status}$"):
         exported(trained, data_bin, tmp_path / "model")
-    status = {KeyboardInterrupt: 130, signal.SIGTERM: 143}
-    assert ended is MemoryError or stopped.value.code == status[ended]
     assert list(tmp_path.iterdir()) == []
 
 
@@ -669,22 +614,6 @@ def test_a_model_that_fails_its_check_is_removed(trained, data_bin, model, tmp_p
     assert (folder / "model.bin").read_bytes() == before
 
 
-def test_scores_that_are_nan_are_refused(build, task, tmp_path):
-    model = build("transformer_rope_tiny")
-    folder = write(model, task, tmp_path / "model")
-    with torch.no_grad():
-        model.decoder.layers[0].fc2.weight.fill_(math.nan)
-    for quantization in ("float32", "int8"):
-        with pytest.raises(ExportError, match="by nan per word"):
-            check(folder, model, task, quantization)
-
-
-def test_one_score_that_is_nan_is_refused():
-    expected = [[-1.0, -2.0], [-1.0, -2.0]]
-    with pytest.raises(ExportError, match="by nan per word"):
-        export_checks.check_scores([[-1.0, -2.0], [math.nan, -2.0]], "float32", expected, "float32")
-
-
 @pytest.mark.parametrize(
     "quantization, allowed",
     [("float32", 1e-4), ("int16", 0.02), ("float16", 0.02), ("bfloat16", 0.1), ("int8", 0.3), ("int8_float32", 0.3)],
@@ -697,6 +626,8 @@ def test_larger_differences_of_scores_than_the_documented_ones_are_refused(quant
         scores = [[score - share * allowed for score in line] for line in expected[:different]] + expected[different:]
         with pytest.raises(ExportError, match="is allowed") if is_refused else contextlib.nullcontext():
             export_checks.check_scores(scores, quantization, expected, quantization)
+    with pytest.raises(ExportError, match="nan"):
+        export_checks.check_scores([[math.nan, -2.0], *expected[1:]], quantization, expected, quantization)
 
 
 @pytest.mark.parametrize("most", [(150, 1024), (1024, 150)])
@@ -769,31 +700,20 @@ def test_dictionaries_without_capital_letters_are_recognised(words, expected):
     assert export.has_only_small_letters(dictionary_of(*words)) is expected
 
 
-@pytest.mark.parametrize("kind", ["raw", "lazy"])
-def test_the_data_need_not_be_of_the_kind_that_the_model_was_trained_on(trained, data_bin, tmp_path, capsys, kind):
-    """As after --raw-text and --lazy-load of fairseq up to 0.9."""
+def test_the_data_need_not_be_of_the_kind_that_the_model_was_trained_on(trained, data_bin, tmp_path, capsys):
+    """As after --raw-text of fairseq up to 0.9."""
     state = torch.load(trained / "checkpoint_last.pt", weights_only=False)
-    state["cfg"]["task"]["dataset_impl"] = kind
+    state["cfg"]["task"]["dataset_impl"] = "raw"
     torch.save(state, tmp_path / "other.pt")
     exported(tmp_path / "other.pt", data_bin, tmp_path / "model", "--force")
-    assert "20 of 20 sources of the validation set are tokenised" in capsys.readouterr().out
-
-
-def test_the_report_says_that_there_is_no_validation_set(trained, data_bin, tmp_path, capsys):
-    data = shutil.copytree(data_bin, tmp_path / "data", ignore=shutil.ignore_patterns("valid*"))
-    exported(trained, data, tmp_path / "model")
-    report = capsys.readouterr().out
-    assert (
-        "translations were not compared: the data lack a validation set with sources of up to 200" in report
-        and "tokenised" not in report
-    )
+    assert "20 of 20 sources of the validation set" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
     "change, message",
     [
-        ({"--data": "none"}, "--data none: must be the folder of the dictionaries"),
-        ({"--output": "none/model"}, "--output none/model: must be in a folder that exists"),
+        ({"--data": "none"}, "--data none: "),
+        ({"--output": "none/model"}, "--output none/model: "),
         ({"--path": "none.pt"}, "none.pt"),
         ({"--beam": "0"}, "beam 0: "),
         ({"--max-len-b": "-1"}, "max_len_b -1: "),
@@ -807,13 +727,6 @@ def test_wrong_flags_end_in_one_sentence(trained, data_bin, tmp_path, change, me
     with pytest.raises(SystemExit, match=message):
         main([word for flag in {**flags, **change}.items() for word in flag])
     assert list(tmp_path.iterdir()) == []
-
-
-def test_samples_have_all_lengths_and_are_deterministic(task):
-    pairs = export_checks.random_pairs(task, 128)
-    assert pairs == export_checks.random_pairs(SimpleNamespace(**vars(task)), 128)
-    lengths = [len(source) for source, _ in pairs]
-    assert min(lengths) == 1 and max(lengths) > 100
 
 
 def test_validation_translations_are_compared_and_fairseq_searches_only_once(model, loaded, monkeypatch):
@@ -850,41 +763,32 @@ def test_subwords_other_than_those_of_the_data_need_force(trained, data_bin, tmp
 
 def test_a_model_with_other_translations_needs_force(trained, data_bin, tmp_path, monkeypatch, capsys):
     arguments = (trained, data_bin, tmp_path / "model", "--quantization", "int8")
-    monkeypatch.setattr(export_checks, "agreeing", lambda *_: next(same))
-    for in_float32, in_int8, refused in ((9, 20, "float32"), (10, 9, "int8")):
-        same = iter([(in_float32, 20), (in_int8, 20)])
-        with pytest.raises(
-            SystemExit, match=f"{refused}.* 9 of 20 sentences .*, and 10 are needed: nothing was written"
-        ):
-            exported(*arguments)
-        assert list(tmp_path.iterdir()) == []
-    for flags, count in ((["--force"], 9), (["--replace"], 10)):
-        same = iter([(count, 20), (count, 20)])
-        exported(*arguments, *flags)
-        report = capsys.readouterr().out
-        assert f"float32: {count} of 20 sentences" in report
-        assert re.search(rf"\nint8.*: {count} of 20 sentences", report)
+    counts = iter([(10, 20), (9, 20), (9, 20), (9, 20)])  # in float32, then in int8
+    monkeypatch.setattr(export_checks, "agreeing", lambda *_: next(counts))
+    with pytest.raises(SystemExit, match="int8.* 9 of 20 .* 10 "):
+        exported(*arguments)
+    assert list(tmp_path.iterdir()) == []
+    exported(*arguments, "--force")
+    assert len(re.findall(r"(?m)^(?:float32|int8).*: 9 of 20 ", capsys.readouterr().out)) == 2
 
 
-def test_a_damaged_validation_set_is_named(trained, data_bin, tmp_path):
+@pytest.mark.parametrize(
+    "name, change",
+    [
+        ("valid.en-de.de.bin", lambda content: content[:10]),
+        ("valid.en-de.en.idx", lambda content: content[:30]),
+        ("dict.de.txt", lambda content: content + b"dog 1\ndog 1\n"),
+        ("dict.de.txt", lambda content: content + b"\xff 1\n"),
+        ("bpecodes", lambda content: b"\xff\xfe"),
+        ("sentencepiece.bpe.model", lambda content: b"words"),
+    ],
+)
+def test_damaged_data_are_refused_in_one_sentence(trained, data_bin, tmp_path, name, change):
     data = shutil.copytree(data_bin, tmp_path / "data")
-    for name, length in (("valid.en-de.de.bin", 10), ("valid.en-de.en.idx", 30)):
-        (data / name).write_bytes((data / name).read_bytes()[:length])
-        with pytest.raises(SystemExit, match=f"--data {data}: its validation set is damaged") as stopped:
-            exported(trained, data, tmp_path / "model")
-        assert "\n" not in stopped.value.code
-    assert [path.name for path in tmp_path.iterdir()] == ["data"]
-
-
-def test_a_model_of_a_training_in_buckets_is_checked_with_sentences_without_padding(trained, data_bin, tmp_path):
-    state = torch.load(trained / "checkpoint_last.pt", weights_only=False)
-    state["cfg"]["task"]["num_batch_buckets"] = 4
-    torch.save(state, tmp_path / "model.pt")
-    flags = ["--path", tmp_path / "model.pt", "--data", data_bin, "--output", tmp_path / "served"]
-    _, task = export.load(command.build_parser().parse_args(list(map(str, flags))))
-    pairs = export_checks.validation_pairs(task)
-    words = {dictionary.pad() for dictionary in (task.source_dictionary, task.target_dictionary)}
-    assert pairs and not words & {word for pair in pairs for side in pair for word in side}
+    (data / name).write_bytes(change((data / name).read_bytes() if (data / name).exists() else b""))
+    with pytest.raises(SystemExit, match=f"{data}: |{name}: ") as stopped:
+        exported(trained, data, tmp_path / "model")
+    assert "\n" not in stopped.value.code and [path.name for path in tmp_path.iterdir()] == ["data"]
 
 
 def test_a_checkpoint_without_languages_and_files_of_embeddings_is_exported(trained, data_bin, tmp_path):
@@ -896,7 +800,7 @@ def test_a_checkpoint_without_languages_and_files_of_embeddings_is_exported(trai
     (tmp_path / "dictionaries").mkdir()
     for lang in ("en", "de"):
         shutil.copy(data_bin / f"dict.{lang}.txt", tmp_path / "dictionaries")
-    with pytest.raises(SystemExit, match="--data .*: Could not infer language pair, please provide it explicitly"):
+    with pytest.raises(SystemExit, match="--data .*dictionaries: "):
         exported(tmp_path / "model.pt", tmp_path / "dictionaries", tmp_path / "served")
     languages = ["--source-lang", "en", "--target-lang", "de"]
     exported(tmp_path / "model.pt", tmp_path / "dictionaries", tmp_path / "served", *languages)
@@ -904,33 +808,6 @@ def test_a_checkpoint_without_languages_and_files_of_embeddings_is_exported(trai
     assert (tmp_path / "served" / "model.bin").read_bytes() == (expected / "model.bin").read_bytes()
     with pytest.raises(SystemExit, match="was trained from en to de, and the data are from de to en"):
         exported(trained, data_bin, tmp_path / "other", "--source-lang", "de", "--target-lang", "en")
-
-
-@pytest.mark.parametrize(
-    "added, reason", [(b"dog 1\ndog 1\n", "Duplicate"), (b"\xff 1\n", "Incorrect encoding"), (b"x\n", "")]
-)
-def test_a_damaged_dictionary_is_named(trained, data_bin, tmp_path, added, reason):
-    data = shutil.copytree(data_bin, tmp_path / "data")
-    with (data / "dict.de.txt").open("ab") as file:
-        file.write(added)
-    with pytest.raises(SystemExit, match=f"--data {data}: {reason}") as stopped:
-        exported(trained, data, tmp_path / "model")
-    assert "\n" not in stopped.value.code and not (tmp_path / "model").exists()
-
-
-@pytest.mark.filterwarnings("ignore:string or file could not be read:DeprecationWarning")
-def test_reading_fasta_does_not_add_words_to_the_dictionary(trained, data_bin, model, tmp_path, capsys):
-    """fairseq's reader of FASTA splits a line into characters and adds those that are unknown."""
-    data = shutil.copytree(data_bin, tmp_path / "data")
-    for language in ("en", "de"):
-        (data / f"valid.en-de.{language}.fasta").write_text(">1\nqq\n>2\nxyz\n")
-        np.save(data / f"valid.en-de.{language}.fasta.idx.npy", [[0, 6], [2, 3]])  # offsets, lengths
-    state = torch.load(trained / "checkpoint_last.pt", weights_only=False)
-    state["cfg"]["task"]["dataset_impl"] = "fasta"
-    torch.save(state, tmp_path / "checkpoint_last.pt")
-    folder = exported(tmp_path, data, tmp_path / "model")
-    assert (folder / "shared_vocabulary.json").read_bytes() == (model / "shared_vocabulary.json").read_bytes()
-    assert "2 of 2 sentences of the validation set" in capsys.readouterr().out
 
 
 @pytest.fixture
@@ -994,31 +871,6 @@ def test_sources_of_up_to_200_tokens_are_compared_even_if_most_are_longer(task):
     assert len(export_checks.validation_pairs(of_documents, math.inf, math.inf)) == len(lengths)
 
 
-@pytest.mark.parametrize("items", [1, 99, 100, 101, 199, 399])
-def test_samples_are_from_all_parts_of_the_validation_set(items):
-    chosen = export_checks.evenly(range(items), 100)
-    assert chosen == sorted(set(chosen)) and len(chosen) == min(items, 100)
-    steps = [after - before for before, after in zip(chosen, [*chosen[1:], items])]
-    assert chosen[0] == 0 and max(steps) - min(steps) <= 1
-
-
-def test_a_model_is_checked_with_the_length_limit_of_its_export(build, task, monkeypatch):
-    """CTranslate2 does not know --max-target-positions of RoPE, and fairseq stops there."""
-    monkeypatch.setattr(export_checks, "validation_pairs", lambda task: [([5] * 6, [6] * 3)])
-    limits = []
-    for limit in (3, 1024):
-        model = build(max_target_positions=limit).eval()
-        never_ends = torch.full((len(task.target_dictionary),), 0.0)
-        never_ends[task.target_dictionary.eos()] = -1e9
-        normalized = model.get_normalized_probs
-        model.get_normalized_probs = lambda *given, own=normalized, never=never_ends, **named: (
-            own(*given, **named) + never
-        )
-        reference = reference_of(model, task, beam=1, lenpen=1.0, max_len_b=2)
-        limits.append(len(reference.translations[0][1]))
-    assert limits == [9, 9]
-
-
 SEGMENT = "&quot; dog <sep> . <sep> dog &quot; ."  # Moses escapes < and would not give <sep>
 
 
@@ -1051,23 +903,6 @@ def test_sources_must_be_tokenised_as_in_the_data(monkeypatch, sources, tokenize
             export_checks.check_text("", settings, task)
     (message,) = export_checks.check_text("", settings, task, force=True)
     assert re.match(report.split(" .*")[0], message)
-
-
-@pytest.mark.parametrize(
-    "name, content",
-    [
-        ("bpecodes", b"\xff\xfe"),
-        ("bpecodes", b"#version: 0.2\nt h\nroot:x:0:0 of a file\n"),
-        ("sentencepiece.bpe.model", b"words"),
-    ],
-)
-def test_an_unreadable_subword_file_is_refused(trained, data_bin, tmp_path, capsys, name, content):
-    data = shutil.copytree(data_bin, tmp_path / "data")
-    (data / name).write_bytes(content)
-    with pytest.raises(SystemExit, match=f"{name}: cannot be read"):
-        exported(trained, data, tmp_path / "model")
-    assert [path.name for path in tmp_path.iterdir()] == ["data"]
-    assert "root" not in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

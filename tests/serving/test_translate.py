@@ -1,6 +1,5 @@
 """fairseq_rope/tools/translate.py: the translations of fairseq-interactive, without fairseq."""
 
-import errno
 import functools
 import gzip
 import itertools
@@ -13,8 +12,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import sysconfig
-import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -121,17 +118,10 @@ def test_unknown_words_are_replaced_as_by_fairseq_interactive(trained, data_bin,
         assert sum("unk" in line for line in translator.translate(lines)) >= 2
 
 
-def test_the_separator_of_segments_is_never_copied(model, tmp_path):
-    """As the model has no such segments, its own search is replaced: <unk> attends to the separator most."""
-    segments = {"tokens": 6, "separator": "<sep>"}
-    folder = edited(model, tmp_path / "model", moses=None, segments=segments)
-    weights = [[0.1, 0.6, 0.2, 0.1], [0.2, 0.5, 0.1, 0.2], [0.1, 0.1, 0.1, 0.7]]  # to a, <sep>, b and the end
-    result = SimpleNamespace(hypotheses=[["<unk>", "<sep>", "<unk>"]], scores=[-1.0], attention=[weights])
-    with Translator(folder, replace_unk=True) as translator:  # a Path
-        line = ["a", "<sep>", "b"]
-        ranked = translator._search._ranked(line, line, result, lenpen=1.0, limit=9, nbest=0)
-    assert [words for words, _ in ranked] == [["b", "<sep>", "a"]]
-    assert with_copies(["<unk>"], ["<sep>"], [[1.0, 0.0]], "<sep>") == ["<unk>"]
+def test_the_separator_of_segments_is_never_copied():
+    weights = [[0.1, 0.6, 0.2], [0.2, 0.5, 0.1], [0.1, 0.1, 0.7]]  # to a, <sep> and b
+    assert with_copies(["<unk>", "<sep>", "<unk>"], ["a", "<sep>", "b"], weights, "<sep>") == ["b", "<sep>", "b"]
+    assert with_copies(["<unk>"], ["<sep>"], [[1.0]], "<sep>") == ["<unk>"]
 
 
 @pytest.fixture
@@ -147,13 +137,9 @@ def refused(model, tmp_path):
     return load
 
 
-SLOW_SEARCHES = [pytest.param(search, marks=pytest.mark.slow) for search in ((8, 0.6), (8, 0.0), (4, 1.0))]
-
-
-@pytest.mark.parametrize("search", [(4, 0.6), (1, 0.0), *SLOW_SEARCHES])
-def test_translations_equal_those_of_fairseq_interactive(model, interactive, sources, search):
-    beam, lenpen = search
-    flags = ("--nbest", 3) if search == (4, 0.6) else ("--beam", beam, "--lenpen", lenpen)
+@pytest.mark.parametrize("beam, lenpen", [(4, 0.6), (1, 0.0)])
+def test_translations_equal_those_of_fairseq_interactive(model, interactive, sources, beam, lenpen):
+    flags = ("--nbest", 3) if beam == 4 else ("--beam", beam, "--lenpen", lenpen)
     expected = interactive(tuple(sources), *flags)
     best = [next(rows)[2] for _, rows in itertools.groupby(expected, key=lambda row: row[0])]
     assert Translator(str(model), beam=beam, lenpen=lenpen).translate(sources) == best
@@ -171,20 +157,6 @@ def test_special_symbols_in_text_are_treated_as_in_fairseq_interactive(model, in
     actual = [best for (best,) in translator.translate_n_best(MARKED, 1)]
     assert [text for text, _ in actual] == [text for _, _, text in expected]
     assert [score for _, score in actual] == pytest.approx([score for _, score, _ in expected], abs=1e-4)
-
-
-def test_padding_in_text_is_removed_for_absolute_positions(build, task, tmp_path, capsys):
-    dictionary, model = task.source_dictionary, build("transformer_tiny")
-    pad, eos = dictionary.pad(), dictionary.eos()
-    sources = [[5, pad, 6, 7], [8, 9, pad], [pad, 10, pad, eos, 11]]
-    with torch.no_grad():
-        steer(model, {pad: -16.0})
-        expected = by_fairseq(model, dictionary, sources, beam_size=4, len_penalty=0.6, max_len_b=3)
-    positions = {"source": 100, "target": 100}
-    translator = served(model, dictionary, tmp_path, max_len_b=3, positions=positions)
-    actual = translator.translate([" ".join(dictionary[word] for word in source) for source in sources])
-    assert actual == [" ".join(best) for best, *_ in expected]
-    assert capsys.readouterr().err == ""
 
 
 @pytest.mark.parametrize("nbest", [1, 3])
@@ -330,21 +302,6 @@ def test_chunks_of_any_size_keep_order_and_empty_lines(model, sources, monkeypat
     assert actual[1::3] == whole and set(actual[0::3]) == set(actual[2::3]) == {""}
 
 
-def test_a_line_is_translated_before_the_next_line_arrives(model, sources):
-    process = command(model)
-    try:
-        for source in sources[:2]:
-            process.stdin.write(source + "\n")
-            process.stdin.flush()
-            begun = time.time()
-            assert process.stdout.readline().endswith("\n")
-            assert time.time() - begun < 60
-        out, err = process.communicate("\n", timeout=LIMIT)
-        assert (out, process.returncode) == ("\n", 0)
-    finally:
-        process.kill()
-
-
 def test_only_newlines_end_lines(model, sources, translated):
     lines = [sources[0], f"{sources[1]}\u2028{sources[2]}"]
     expected = Translator(str(model)).translate(lines)
@@ -373,33 +330,26 @@ def test_the_command_ends_quietly_when_the_reader_of_its_output_stops(model, sou
     assert process.returncode != 0
 
 
-WHOLE = gzip.compress(b"the dog\n" * 20)
-DAMAGED = {"cut": WHOLE[:-9], "flipped": WHOLE[:-6] + bytes([WHOLE[-6] ^ 1]) + WHOLE[-5:], "text": b"the dog\n"}
-
-
 @pytest.mark.parametrize(
     "flags, message",
     [
-        (["--input", "none.txt"], "none.txt: No such file or directory"),
-        (["--model", "."], "--model .: must be a folder that fairseq-rope export wrote"),
-        (["--nbest", "5"], "nbest 5: must be at most the beam size, 4"),
-        (["--input", "text"], "--input text: is compressed with gzip; its name must end in .gz"),
-        (["--input", "in", "--output", "in"], "--output in: is the input"),
-        (["--input", "in", "text"], "--input in text: must be one file without --output-dir"),
-        (["--jobs", "2"], "--jobs 2: needs --output-dir"),
-        (["--shard", "1/2"], "--shard 1/2: needs --output-dir"),
-        (["--sampling-topk", "1", "--beam", "2"], "--beam 2: has no effect with --sampling-topk"),
-        (["--sampling-topk", "-1"], "sampling_topk -1: "),
+        (["--input", "none.txt"], "none.txt: "),
+        (["--model", "."], "--model .: "),
+        (["--nbest", "5"], "nbest 5: "),
+        (["--input", "text"], "--input text: "),
+        (["--input", "in", "--output", "in"], "--output in: "),
+        (["--input", "in", "text"], "--input in text: "),
+        (["--jobs", "2"], "--jobs 2: "),
+        (["--shard", "1/2"], "--shard 1/2: "),
+        (["--sampling-topk", "1", "--beam", "2"], "--beam 2: "),
         (["--seed", "-1"], "seed -1: "),
-        (["--threads", "0"], "threads 0: "),
-        *((["--input", f"{name}.gz"], f"{name}.gz: is not a valid gzip file (") for name in DAMAGED),
+        (["--input", "cut.gz"], "cut.gz: "),
     ],
 )
 def test_unreadable_input_is_refused_in_one_sentence(translated, tmp_path, monkeypatch, flags, message):
     monkeypatch.chdir(tmp_path)
-    for name, content in DAMAGED.items():
-        Path(f"{name}.gz").write_bytes(content)
-    Path("text").write_bytes(WHOLE)
+    Path("text").write_bytes(gzip.compress(b"the dog\n" * 20))
+    Path("cut.gz").write_bytes(Path("text").read_bytes()[:-9])
     Path("in").write_text("the dog")
     assert message in translated("", *flags)[1]
 
@@ -407,18 +357,18 @@ def test_unreadable_input_is_refused_in_one_sentence(translated, tmp_path, monke
 @pytest.mark.parametrize(
     "name, bad, message",
     [
-        *((name, b"\xff", ": {}, line 21: the byte 0xff is not UTF-8") for name in ("in", "in.gz", "-")),
-        ("-", b"x" * 100_000, ": line 21 has 100000 characters, more than the limit of 32768: split the line"),
+        ("in.gz", b"\xff", "{}, line 21: the byte 0xff "),
+        ("-", b"\xff", "{}, line 21: the byte 0xff "),
+        ("-", b"x" * 100_000, "line 21 has 100000 characters, more than the limit of 32768"),
     ],
 )
 def test_the_lines_before_a_bad_line_are_translated(translated, tmp_path, monkeypatch, name, bad, message):
     monkeypatch.setattr(translate, "LINES", 8)
     text = b"the dog\n" * 20 + bad + b"\nthe dog\n"
-    (tmp_path / "in").write_bytes(text)
     (tmp_path / "in.gz").write_bytes(gzip.compress(text))
     path = name if name == "-" else tmp_path / name
     lines, sentence = translated(text, "--input", path)
-    assert len(lines) == 20 and sentence.endswith(message.format("standard input" if name == "-" else path))
+    assert len(lines) == 20 and message.format("standard input" if name == "-" else path) in sentence
 
 
 @pytest.fixture
@@ -427,22 +377,6 @@ def pipe():
     reading, writing = os.pipe()
     with open(writing, "wb", buffering=0) as file:
         yield translate.as_they_come(open(reading, "rb"), "pipe"), file.write
-
-
-def test_available_lines_are_translated_while_more_arrive(pipe):
-    chunks, put = pipe
-    ended = threading.Event()
-
-    def write():
-        while not ended.is_set():
-            put(b"the dog\n")
-            time.sleep(translate.WAIT / 5)
-
-    threading.Thread(target=write, daemon=True).start()
-    try:
-        assert 1 <= len(next(chunks)) < 50
-    finally:
-        ended.set()
 
 
 @pytest.mark.parametrize("sent, status", [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
@@ -459,24 +393,6 @@ def test_a_signal_ends_the_command_without_a_traceback_or_an_output(model, sourc
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_command_uses_the_given_search_options(model, sources, translated):
-    search = ["--beam", 2, "--lenpen", 3.0, "--threads", 1]
-    out, _ = translated("".join(f"{source}\n" for source in sources), *search)
-    expected, other = (Translator(str(model), beam=2, lenpen=lenpen).translate(sources) for lenpen in (3.0, 0.0))
-    assert out == expected != other
-
-
-def test_max_len_b_limits_the_output_length(build, task, tmp_path, translated):
-    """The model never ends a sentence."""
-    dictionary, model = task.source_dictionary, build()
-    with torch.no_grad():
-        steer(model, {dictionary.eos(): -16.0, dictionary.pad(): -16.0, 9: 30.0})
-        ((expected, *_),) = by_fairseq(model, dictionary, [[5, 6, 7]], beam_size=4, len_penalty=0.6, max_len_b=3)
-    served(model, dictionary, tmp_path)
-    lines, _ = translated(dictionary.string([5, 6, 7]), "--model", tmp_path, "--max-len-b", "3")
-    assert lines == [" ".join(expected)] and len(expected) == 7
-
-
 def test_translate_returns_a_string_for_a_string_and_a_list_for_a_list(model, sources, monkeypatch):
     translator = Translator(str(model))
     one, two = translator.translate(sources[0]), translator.translate(sources[1])
@@ -489,20 +405,7 @@ def test_translate_returns_a_string_for_a_string_and_a_list_for_a_list(model, so
     assert len(list(lines)) == 2  # lines are read only when translations are requested
 
 
-def test_a_model_that_is_replaced_while_it_is_loaded_is_refused(model, tmp_path, refused, monkeypatch):
-    folder = shutil.copytree(model, tmp_path / "replaced")
-    search = translator_module.Search
-
-    def loading(*options):
-        path = folder / "fairseq_rope.json"
-        path.write_text(json.dumps({**json.loads(path.read_text()), "beam": 7}))
-        return search(*options)
-
-    monkeypatch.setattr(translator_module, "Search", loading)
-    assert refused(folder).endswith("was replaced while it was loaded; start again")
-
-
-@pytest.mark.parametrize("content", ["{}", "[]", "", "[" * 200_000])
+@pytest.mark.parametrize("content", ["{}", "[]", ""])
 def test_a_broken_settings_file_is_refused_in_one_sentence(model, tmp_path, refused, content):
     folder = edited(model, tmp_path / "broken")
     (folder / "fairseq_rope.json").write_text(content)
@@ -531,19 +434,11 @@ def test_files_that_were_not_exported_are_refused_before_they_are_read(model, tm
 @pytest.mark.parametrize(
     "name, value",
     [
-        ("beam", "4"), ("beam", 0), ("beam", True), ("beam", 2**31), ("beam", 10**30), ("lenpen", None),
-        ("lenpen", math.nan), ("lenpen", 10**400), ("lenpen", -1e308), ("max_len_b", -1), ("max_len_b", 1.5),
-        ("max_len_b", 2**63), ("positions", 4), ("sha256", {"a\0": ""}),
-         ("positions", {"target": None}),
-        ("positions", {"source": 0, "target": None}),
-        ("sha256", {"\ud800": ""}), ("quantization", ["int8"]), ("moses", "en"), ("moses", {}),
-        ("moses", {"source": ["en"], "target": "de", "dash_splits": False}), ("sha256", ["model.bin"]),
-        ("sha256", {"../model.bin": ""}), ("sha256", {"/etc/passwd": ""}), ("subwords", "bpecodes"),
-        ("subwords", {"kind": "subword_nmt", "file": "/etc/passwd"}), ("subwords", {"kind": ["subword_nmt"]}),
-        ("subwords", {"kind": "subword_nmt", "file": "../bpecodes"}), ("subwords", {}),
-        ("subwords", {"kind": "sentencepiece", "file": "model.bin"}),
-        ("segments", 128), ("segments", {"tokens": 128}), ("segments", {"tokens": 0, "separator": "<sep>"}),
-        ("segments", {"tokens": 4097, "separator": "<sep>"}), ("segments", {"tokens": 128, "separator": "a b"}),
+        ("beam", 0), ("lenpen", math.nan), ("max_len_b", -1), ("quantization", ["int8"]),
+        ("positions", {"target": None}), ("positions", {"source": 0, "target": None}),
+        ("sha256", ["model.bin"]), ("sha256", {"../model.bin": ""}), ("sha256", {"/etc/passwd": ""}),
+        ("moses", {}), ("subwords", {}), ("subwords", {"kind": "subword_nmt", "file": "../bpecodes"}),
+        ("segments", {"tokens": 128}), ("segments", {"tokens": 4097, "separator": "<sep>"}),
     ],
 )  # fmt: skip
 def test_settings_that_export_does_not_write_are_refused(model, tmp_path, refused, name, value):
@@ -581,45 +476,24 @@ def test_input_may_be_compressed_or_standard_input(model, sources, tmp_path, tra
     assert translated(text, "--input", path) == (Translator(str(model)).translate(sources), None)
 
 
-def test_the_output_is_written_atomically(model, sources, tmp_path, monkeypatch, translated):
+def test_the_output_is_written_atomically(model, sources, tmp_path, translated):
     (tmp_path / "out").write_text("old")
     (tmp_path / "link").symlink_to("out")
-
-    def full(descriptor):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    fsync = os.fsync
-    for text, failing, message in (
-        (b"the dog\n\xff\n", fsync, "line 2"),
-        (b"the dog\n" + b"x" * 100_000, fsync, "line 2"),
-        (b"the dog\n", full, f"{tmp_path / 'out'}: No space left on device"),
-    ):
-        monkeypatch.setattr(os, "fsync", failing)
-        assert message in translated(text, "--output", tmp_path / "link")[1]
-        assert (tmp_path / "out").read_text() == "old"
-        assert sorted(path.name for path in tmp_path.iterdir()) == ["link", "out", "stdin"]
-    monkeypatch.setattr(os, "fsync", fsync)
+    assert "line 2" in translated(b"the dog\n\xff\n", "--output", tmp_path / "link")[1]
+    assert (tmp_path / "out").read_text() == "old" and len(list(tmp_path.iterdir())) == 3  # and the input
     assert translated("\n".join(sources), "--output", tmp_path / "link") == ([], None)
     assert (tmp_path / "out").read_text().splitlines() == Translator(str(model)).translate(sources)
     assert (tmp_path / "link").is_symlink() and len(list(tmp_path.iterdir())) == 3
 
 
-def test_the_class_needs_neither_torch_nor_fairseq(model, tmp_path):
-    (tmp_path / "packages").mkdir()
-    for path in Path(sysconfig.get_paths()["purelib"]).iterdir():
-        if not path.name.startswith(("fairseq", "torch", "__editable__", "_virtualenv")) and path.suffix != ".pth":
-            (tmp_path / "packages" / path.name).symlink_to(path)
-    (tmp_path / "work").mkdir()
+def test_the_class_needs_neither_torch_nor_fairseq(model):
     code = (
-        "import sys; from fairseq_rope.serving.translator import Translator\n"
-        "print(Translator(sys.argv[1]).translate('the dog'), {'torch', 'fairseq'} & set(sys.modules))"
+        "import sys; sys.modules.update(torch=None, fairseq=None)\n"
+        "from fairseq_rope.serving.translator import Translator; print(Translator(sys.argv[1]).translate('the dog'))"
     )
-    path = os.pathsep.join([str(tmp_path / "packages"), str(ROOT)])
-    done = subprocess.run(
-        [sys.executable, "-S", "-c", code, model], cwd=tmp_path / "work", env={**ENVIRONMENT, "PYTHONPATH": path},
-        capture_output=True, text=True, timeout=LIMIT,
-    )  # fmt: skip
-    assert done.stdout == f"{Translator(str(model)).translate('the dog')} set()\n", done.stderr
+    command = [sys.executable, "-c", code, model]
+    done = subprocess.run(command, cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True, timeout=LIMIT)
+    assert done.stdout == f"{Translator(str(model)).translate('the dog')}\n", done.stderr
 
 
 def test_sentencepiece_splits_and_joins_as_in_fairseq(data_bin, tmp_path):
@@ -667,12 +541,10 @@ SEGMENTS = ["a b <sep> c", "d e f", "g", "h i j k l m n", "o"]
     "text, segments",
     [
         (TEXT, SEGMENTS),
-        (TEXT[:-1], SEGMENTS),  # no end of the last line
-        (TEXT.replace("\n", "\r\n"), SEGMENTS),
+        (TEXT[:-1].replace("\n", "\r\n"), SEGMENTS),  # no end of the last line
         ("\n \n" + TEXT + "\t\n\n", SEGMENTS),
         ("a b c d e\nf\n", ["a b c d e", "f"]),  # the separator counts: seven tokens
         ("a b c d\nf\n", ["a b c d <sep> f"]),
-        ("\n", []),
         ("\n\n", []),
         ("", []),
     ],
@@ -693,10 +565,8 @@ def test_documents_keep_their_lines_and_are_translated_in_segments(
 @pytest.mark.parametrize(
     "line, message",
     [
-        ("f <sep> g", "line 5 contains <sep>, which this model uses as the separator of sentences: remove it"),
-        ("x " * 4097, "line 5 has 4097 tokens, more than the limit of this model, 4096: split the line"),
-        ("x" * 40_000, "line 5 has 40000 characters, more than the limit of 32768: split the line"),
-        (b"\xff", "standard input, line 5: the byte 0xff is not UTF-8"),
+        ("f <sep> g", "line 5 contains <sep>"),
+        ("x " * 4097, "line 5 has 4097 tokens, more than the limit of this model, 4096"),
     ],
 )
 def test_the_lines_before_a_refused_line_of_a_document_are_translated(
@@ -704,9 +574,8 @@ def test_the_lines_before_a_refused_line_of_a_document_are_translated(
 ):
     translator, _ = documents
     monkeypatch.setattr(translate, "Translator", lambda **_: translator)
-    text = b"a\nb\n\nc d\n" + (line if isinstance(line, bytes) else line.encode()) + b"\ne\n"
-    out, sentence = translated(text, "--documents")
-    assert (out, sentence) == (["A", "B", "", "C D"], f"fairseq-rope translate: {message}")
+    out, sentence = translated(f"a\nb\n\nc d\n{line}\ne\n", "--documents")
+    assert out == ["A", "B", "", "C D"] and message in sentence
 
 
 def test_segments_are_not_longer_than_the_positions_of_the_model(documents):
@@ -714,25 +583,6 @@ def test_segments_are_not_longer_than_the_positions_of_the_model(documents):
     translator.settings["positions"]["source"] = 5  # one is for the end
     assert lines_of(translator, ["a b", "c", "d"]) == ["A B", "C", "D"]
     assert sources == ["a b <sep> c", "d"]
-
-
-@pytest.mark.parametrize(
-    "translation, expected",
-    [
-        ("A <sep> B <sep> C", ["A", "B", "C"]),
-        ("A <sep> B", ["A", "B", ""]),
-        ("A <sep> B <sep> C <sep> D <sep> E", ["A", "B", "C D E"]),
-        ("", ["", "", ""]),
-    ],
-)
-def test_translations_with_other_separators_have_as_many_lines(documents, capsys, translation, expected):
-    translator, _ = documents
-    words = {"a <sep> b <sep> c": translation, "d": "D"}
-    translator._search = lambda batch: [[(words[" ".join(source)].split() if source else [], 0.0)] for source in batch]
-    text = ["a", "b", "c", "", "d", "", "a", "b", "c"]
-    assert lines_of(translator, text) == [*expected, "", "D", "", *expected]
-    shown = capsys.readouterr().err.splitlines()
-    assert ["2 of 3 segments" in line for line in shown] == ([] if translation.count("<sep>") == 2 else [True])
 
 
 def test_a_document_is_translated_before_more_lines_arrive_and_a_long_one_in_parts(documents, pipe):
@@ -837,29 +687,12 @@ def test_a_forked_process_is_refused_and_does_not_wait_forever(model):
         assert translator.translate("the dog")
 
 
-def test_a_translator_frees_its_model_when_it_is_closed(model):
-    for _ in range(20):  # CTranslate2 often still has the batch when its results are there
-        with Translator(str(model)) as translator:
-            translator.translate("the dog")
-        assert not translator._search.model.model_is_loaded
-
-
-@pytest.mark.parametrize(
-    "text, named",
-    [(b"abc", "b'abc'"), ("dog " * 4097, "line 1 has 4097 tokens, more than the limit of this model, 4096")],
-)
-def test_text_that_cannot_be_translated_is_refused(model, text, named):
-    with Translator(model) as translator, pytest.raises(TranslateError, match=named):
-        translator.translate(text)
-
-
 @pytest.mark.parametrize(
     "name, value",
     [
-        *(("beam", value) for value in (0, 1001, True, np.bool_(True), np.int64(0), "4")),
-        *(("lenpen", value) for value in (math.nan, 101, "x")),
+        *(("beam", value) for value in (0, 1001, True, "4")),
+        *(("lenpen", value) for value in (math.nan, 101)),
         ("max_len_b", -1),
-        ("threads", 0),
     ],
 )
 def test_numbers_that_are_not_allowed_are_refused(model, name, value):
@@ -885,12 +718,13 @@ def test_the_flags_reach_the_translator(translated, monkeypatch):
         return Translator(**{**options, "device": "cpu"})
 
     monkeypatch.setattr(translate, "Translator", noted)
-    for flags in ((), ("--threads", 3, "--device", "auto", "--replace-unk", "--no-shortlist")):
+    words = "--threads 3 --device auto --replace-unk --no-shortlist --beam 2 --lenpen 0.5 --max-len-b 7".split()
+    for flags in ((), words):
         assert translated("the dog\n", *flags)[1] is None
-    names = ("threads", "device", "shortlist", "replace_unk")
+    names = ("threads", "device", "shortlist", "replace_unk", "beam", "lenpen", "max_len_b")
     assert [[options[name] for name in names] for options in given] == [
-        [None, "cpu", True, False],
-        [3, "auto", False, True],
+        [None, "cpu", True, False, None, None, None],
+        [3, "auto", False, True, 2, 0.5, 7],
     ]
 
 

@@ -60,26 +60,22 @@ def test_a_text_stays_in_one_line(processor):
     assert text_of_pieces(pieces, processor) == text_of_pieces(pieces) == "the  dog"
 
 
-def test_blanks_around_a_line_are_no_tokens_as_in_fairseq_interactive(tmp_path):
-    """fairseq_cli/interactive.py strips each line; this model, whose normalisation is not the default, does not."""
-    options = {"normalization_rule_name": "identity", "remove_extra_whitespaces": False}
-    prefix, lines = str(tmp_path / "m"), ["a cat sees a dog"] * 9
-    sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(lines), model_prefix=prefix, vocab_size=16, model_type="char", minloglevel=2, **options
-    )
-    tokeniser = Tokeniser(str(tmp_path), {"moses": None, "subwords": {"kind": "sentencepiece", "file": "m.model"}})
-    expected = sentencepiece.SentencePieceProcessor(model_file=f"{prefix}.model").encode("a cat", out_type=str)
-    assert [tokeniser.tokens(line) for line in ("a cat", " a cat\t", "a cat\r\n")] == [expected] * 3
-
-
-def test_a_model_that_removes_no_blanks_keeps_those_between_words(tmp_path):
+@pytest.fixture
+def with_blanks(tmp_path):
+    """A tokeniser and the processor of a model that does not remove blanks."""
     options = {"normalization_rule_name": "identity", "remove_extra_whitespaces": False, "add_dummy_prefix": False}
-    prefix, lines = str(tmp_path / "m"), ["a cat  sees a dog"] * 9
-    sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(lines), model_prefix=prefix, model_type="char", vocab_size=16, minloglevel=2, **options
-    )
-    processor = sentencepiece.SentencePieceProcessor(model_file=f"{prefix}.model")
+    options |= {"vocab_size": 16, "model_type": "char", "minloglevel": 2}
+    prefix, lines = str(tmp_path / "m"), iter(["a cat  sees a dog"] * 9)
+    sentencepiece.SentencePieceTrainer.train(sentence_iterator=lines, model_prefix=prefix, **options)
+    tokeniser = Tokeniser(str(tmp_path), {"moses": None, "subwords": {"kind": "sentencepiece", "file": "m.model"}})
+    return tokeniser, sentencepiece.SentencePieceProcessor(model_file=f"{prefix}.model")
+
+
+def test_only_the_blanks_between_words_are_tokens_as_in_fairseq_interactive(with_blanks):
+    """fairseq_cli/interactive.py strips each line."""
+    tokeniser, processor = with_blanks
     pieces = processor.encode("a  cat sees", out_type=str)
+    assert [tokeniser.tokens(line) for line in ("a  cat sees", " a  cat sees\t", "a  cat sees\r\n")] == [pieces] * 3
     assert text_of_pieces(pieces, processor) == text_of_pieces(pieces) == "a  cat sees"
 
 

@@ -2,7 +2,6 @@
 
 import gc
 import os
-import resource
 import shutil
 from argparse import Namespace
 
@@ -34,21 +33,6 @@ def test_the_average_is_the_exact_mean_in_the_weights_dtype(tmp_path, dtype):
     exact = torch.stack([w.double() for w in weights]).mean(0)
     assert torch.equal(state["model"]["w"], exact.to(dtype))
     assert (state["model"]["steps"], state["model"]["rounded"]) == (3, 3), "rounded down, as by fairseq's script"
-
-
-def test_complex_numbers_are_averaged_and_truth_values_are_kept(tmp_path):
-    """Buffers of encodings of others can be complex, such as the rotation of LLaMA's code."""
-    for number in (1, 2):
-        buffers = {"c": torch.tensor([number + 1j * number**2]), "b": torch.tensor([True])}
-        save(tmp_path, f"checkpoint{number}.pt", buffers)
-    state = average(tmp_path, "--num-epoch-checkpoints", "2")
-    assert state["model"]["c"].tolist() == [1.5 + 2.5j] and state["model"]["b"].tolist() == [True]
-
-
-def test_sums_do_not_saturate_in_16_bits(tmp_path):
-    for number in (1, 2, 3):
-        save(tmp_path, f"checkpoint{number}.pt", {"w": torch.tensor([40000.0, number]).half()})
-    assert average(tmp_path, "--num-epoch-checkpoints", "3")["model"]["w"].tolist() == [40000.0, 2.0]
 
 
 def test_the_other_entries_come_from_the_newest_checkpoint_without_what_belongs_to_its_weights(tmp_path):
@@ -100,16 +84,6 @@ def test_an_average_that_would_replace_one_of_its_checkpoints_is_refused(tmp_pat
         with pytest.raises(SystemExit, match=f"--output .*{output}: is one of the averaged checkpoints"):
             main(["--inputs", str(tmp_path / "a.pt"), str(tmp_path / "b.pt"), "--output", str(tmp_path / output)])
     assert (tmp_path / "a.pt").read_bytes() == before
-
-
-def test_a_linked_average_keeps_its_link_and_its_permissions(tmp_path):
-    for number in (1, 2):
-        save(tmp_path, f"checkpoint{number}.pt", {"w": torch.tensor([float(number)])})
-    (tmp_path / "real.pt").touch(0o600)
-    os.symlink("real.pt", tmp_path / "average.pt")
-    assert average(tmp_path, "--num-epoch-checkpoints", "2")["model"]["w"] == 1.5
-    assert os.readlink(tmp_path / "average.pt") == "real.pt"
-    assert (tmp_path / "real.pt").stat().st_mode & 0o777 == 0o600
 
 
 def test_named_files_with_only_weights_are_averaged(tmp_path):
@@ -167,7 +141,6 @@ def save_two(folder, first, second):
     [
         ({}, {"rope_base": 500.0}, "--rope-base is 500.0 in the former and 10000.0 in the latter"),
         ({"rope_layout": "half"}, {}, "--rope-layout is interleaved in the former and half in the latter"),
-        ({}, {"rope_fraction": 0.5}, "--rope-fraction is 0.5 in the former and 1.0 in the latter"),
         ({}, {"position_encoding": "none"}, "--encoder-position-encoding is none in the former and rope in the latter"),
         (
             {"encoder_position_encoding": "alibi", "alibi_type": "symmetric"},
@@ -175,7 +148,6 @@ def save_two(folder, first, second):
             "--alibi-type is asymmetric in the former and symmetric in the latter",
         ),
         ({}, {"decoder_attention_heads": 4}, "--decoder-attention-heads is 4 in the former and 2 in"),
-        ({"activation_fn": "gelu"}, {}, "--activation-fn is relu in the former and gelu in the latter"),
         ({}, {"encoder_normalize_before": True}, "--encoder-normalize-before is True in the former and not given"),
         ({}, {"arch": "transformer_tiny"}, "the model is transformer in the former and transformer_rope in"),
         (
@@ -185,19 +157,22 @@ def save_two(folder, first, second):
         ),
     ],
 )
-@pytest.mark.parametrize("form", ["cfg", "YAML", "args"])
-def test_checkpoints_of_different_models_are_refused(tmp_path, capsys, first, second, message, form):
-    def state(values):
-        given = options(**values)
+def test_checkpoints_of_different_models_are_refused(tmp_path, capsys, first, second, message):
+    save_two(tmp_path, *({"cfg": {"model": options(**values), "task": {}}} for values in (first, second)))
+    sentence = refuse(capsys, tmp_path, "--num-epoch-checkpoints", "2")
+    assert f"{tmp_path}/checkpoint1.pt and {tmp_path}/checkpoint2.pt are not of the same model: {message}" in sentence
+
+
+@pytest.mark.parametrize("form", ["YAML", "args"])
+def test_the_options_of_other_forms_of_checkpoints_are_compared(tmp_path, capsys, form):
+    def state(base):
+        given = options(rope_base=base)
         if form == "args":  # fairseq < 0.10
             return {"args": given, "cfg": None}
-        given = {"_name": vars(given).pop("arch"), **vars(given)} if form == "YAML" else given
-        return {"cfg": {"model": given, "task": {}}}
+        return {"cfg": {"model": {"_name": vars(given).pop("arch"), **vars(given)}, "task": {}}}
 
-    save_two(tmp_path, state(first), state(second))
-    sentence = refuse(capsys, tmp_path, "--num-epoch-checkpoints", "2")
-    files = f"{tmp_path}/checkpoint1.pt and {tmp_path}/checkpoint2.pt are not of the same model: "
-    assert files + message in sentence
+    save_two(tmp_path, state(10000.0), state(500.0))
+    assert "--rope-base is 500.0 " in refuse(capsys, tmp_path, "--num-epoch-checkpoints", "2")
 
 
 def test_checkpoints_of_opposite_directions_are_refused(tmp_path, capsys):
@@ -214,8 +189,6 @@ def test_checkpoints_of_opposite_directions_are_refused(tmp_path, capsys):
         ({"rope_base": 10000.0, "rope_layout": "interleaved"}, {}),
         # an architecture of another name, with the same sizes
         ({"arch": "transformer_rope", "encoder_attention_heads": 2, "decoder_attention_heads": 2}, {}),
-        # convolutions, whose layers are texts
-        ({"arch": "fconv_iwslt_de_en"}, {"arch": "fconv_iwslt_de_en", "lr": [0.2]}),
         # a user's architecture, which is not registered
         ({"arch": "of_somebody", "rope_base": 500.0}, {"arch": "of_somebody", "rope_base": 500.0}),
     ],
@@ -252,38 +225,12 @@ def test_a_checkpoint_given_twice_is_refused(tmp_path, capsys):
         assert not (tmp_path / "average.pt").exists()
 
 
-@pytest.mark.parametrize(
-    "flags, message",
-    [
-        (["--num-epoch-checkpoints", "0"], "--num-epoch-checkpoints 0: must be at least 1"),
-        (["--num-epoch-checkpoints", "1", "--num-update-checkpoints", "1"], "not allowed with argument"),
-    ],
-)
-def test_wrong_flags_are_refused_by_name(tmp_path, capsys, flags, message):
-    save(tmp_path, "checkpoint1.pt", {"w": torch.ones(1)})
-    assert message in refuse(capsys, tmp_path, *flags)
-
-
 def test_a_broken_checkpoint_is_refused_and_the_old_average_stays(tmp_path, capsys):
     save(tmp_path, "checkpoint1.pt", {"w": torch.ones(1)})
     average(tmp_path, "--num-epoch-checkpoints", "1")
     (tmp_path / "checkpoint2.pt").write_bytes((tmp_path / "checkpoint1.pt").read_bytes()[:300])
     assert "checkpoint2.pt" in refuse(capsys, tmp_path, "--num-epoch-checkpoints", "2")
     assert torch.load(tmp_path / "average.pt", weights_only=True)["model"]["w"] == 1
-
-
-def test_a_full_disk_is_reported_in_one_sentence_and_leaves_no_files(tmp_path):
-    save(tmp_path, "a.pt", {"w": torch.ones(100, 1000)})
-    unlimited = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, unlimited[1]))
-    try:
-        with pytest.raises(SystemExit) as stopped:
-            main(["--inputs", str(tmp_path / "a.pt"), "--output", str(tmp_path / "b.pt")])
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, unlimited)
-    message = stopped.value.code
-    assert "\n" not in message and f"{tmp_path}/b.pt: could not be written" in message
-    assert os.listdir(tmp_path) == ["a.pt"]
 
 
 def test_only_one_checkpoint_and_the_sum_are_in_memory(tmp_path, monkeypatch):
@@ -306,8 +253,6 @@ def test_numbered_checkpoints_of_two_folders_are_refused(tmp_path):
         (tmp_path / name).mkdir()
         save(tmp_path / name, "checkpoint1.pt", {"w": torch.ones(1)})
     flags = ["--inputs", str(tmp_path / "a"), str(tmp_path / "b"), "--output", str(tmp_path / "out.pt")]
-    with pytest.raises(
-        SystemExit, match=f"--num-epoch-checkpoints needs one .* --inputs, not {tmp_path}/a {tmp_path}/b"
-    ):
+    with pytest.raises(SystemExit, match=f"--num-epoch-checkpoints .*{tmp_path}/a {tmp_path}/b"):
         main([*flags, "--num-epoch-checkpoints", "1"])
     assert not (tmp_path / "out.pt").exists()

@@ -6,11 +6,9 @@ import pytest
 import torch
 from fairseq import checkpoint_utils
 from fairseq.models import ARCH_MODEL_NAME_REGISTRY, ARCH_MODEL_REGISTRY, MODEL_REGISTRY
-from omegaconf import OmegaConf
 
 from fairseq_rope.checkpoints import load_checkpoint
 from fairseq_rope.positions import ENCODINGS
-from fairseq_rope.positions.rotary import LAYOUTS
 from fairseq_rope.tools import convert_layout as layout
 from fairseq_rope.transformer.models import TransformerRopeModel
 from tests.commands import PLUGIN, call, outputs, scores, train
@@ -84,15 +82,6 @@ def test_a_training_resumes_from_a_converted_checkpoint_with_a_new_optimiser(dat
     assert first_update.groups() == (str(epoch), "1")
 
 
-def test_a_checkpoint_without_optimiser_state_is_converted_without_a_warning(trained, tmp_path, capsys):
-    state = load_checkpoint(str(trained / "checkpoint_last.pt"))
-    del state["last_optimizer_state"]  # as fairseq_rope.tools.average writes it
-    path, output = tmp_path / "average.pt", tmp_path / "half.pt"
-    torch.save(state, path)
-    convert(path, "half", output)
-    assert capsys.readouterr() == (f"wrote {output}\n", "")
-
-
 def test_the_input_is_replaced_only_with_force(trained, tmp_path):
     path, link, hard_link = (tmp_path / name for name in ("a.pt", "link.pt", "hard.pt"))
     path.write_bytes((trained / "checkpoint_last.pt").read_bytes())
@@ -121,26 +110,6 @@ def test_a_model_of_nested_yaml_and_averaged_weights_are_converted_too(trained, 
     after, name = load_checkpoint(str(turned)), "encoder.layers.0.self_attn.q_proj.weight"
     order = [row for head in (0, 1) for row in (head * 32 + n for n in layout.row_order(32, 32, "half"))]
     assert torch.equal(after["extra_state"]["ema"][name], state["extra_state"]["ema"][name][order])
-
-
-def test_the_rows_of_a_model_whose_heads_were_pruned_move_within_their_heads(trained):
-    """fairseq's --mha-heads-to-keep leaves out rows, and the options keep the number of heads."""
-    state = load_checkpoint(str(trained / "checkpoint_last.pt"))
-    names = [f"encoder.layers.0.self_attn.{part}_proj.weight" for part in "qk"]
-    state["model"].update({name: state["model"][name][:32] for name in names})
-    converted = layout.convert_layout(state, "half")["model"]
-    for name in names:
-        assert torch.equal(converted[name], state["model"][name][layout.row_order(32, 32, "half")])
-
-
-def test_options_that_fairseq_reads_as_a_configuration_are_kept(trained):
-    state = load_checkpoint(str(trained / "checkpoint_last.pt"))
-    options = dict(vars(state["cfg"]["model"]))
-    state["cfg"]["model"] = OmegaConf.create(options)
-    converted = layout.convert_layout(state, "half")["cfg"]["model"]
-    assert converted == {**options, "rope_layout": "half"} and state["cfg"]["model"] == options
-    with pytest.raises(layout.LayoutError, match="^the layout interleave must be one of interleaved, half$"):
-        layout.convert_layout(state, "interleave")
 
 
 @pytest.mark.parametrize(
@@ -201,10 +170,6 @@ def test_a_model_that_is_not_rotary_is_refused(sinusoidal, tmp_path):
     with pytest.raises(SystemExit, match=f"--path {sinusoidal}: its model is transformer, which is not rotary"):
         convert(sinusoidal, "half", tmp_path / "x.pt")
     assert not (tmp_path / "x.pt").exists()
-
-
-def test_the_command_line_has_the_layouts_of_the_rotation():
-    assert layout.CHOICES == LAYOUTS
 
 
 def test_row_order_of_one_head_in_both_layouts():
