@@ -251,8 +251,12 @@ class Command:
         for step in [*steps, pipeline.average] if tests else steps:
             print(f"{step.kind:12} {self.work.folder(step)}")
         for name in tests:
-            path = self.work.folder(pipeline.score(name)) / "score.json"
-            print(f"{name + ': ' if len(tests) > 1 else ''}sacreBLEU {models.bleu(path):.2f}", flush=True)
+            score = json.loads((self.work.folder(pipeline.score(name)) / "score.json").read_text())
+            bleu, ceiling = score["systems"][0]["metrics"][0]["score"], 100.0
+            if pipeline.bpe == "subword-nmt":
+                ceiling = score["references"][0]["sacreBLEU_after_moses"]
+            below = f" (the reference after Moses' tokeniser and detokeniser: {ceiling:.2f})" if ceiling < 99 else ""
+            print(f"{name + ': ' if len(tests) > 1 else ''}sacreBLEU {bleu:.2f}{below}", flush=True)
 
     def print_score(self, pipeline: Pipeline, name: str) -> None:
         """Print five translations of a test set, and all its scores."""

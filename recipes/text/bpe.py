@@ -78,9 +78,9 @@ def subword_nmt_converter(codes: str) -> Convert:
 def normalisation_rules() -> Iterator[str]:
     """What a SentencePiece model does with text before it splits it, as lines of ``normalization_rule_tsv``.
 
-    Blanks of all kinds and characters that do not print become spaces, and characters are composed (Unicode's NFC). The
-    few that NFC decomposes, such as the য় of Bengali, stay as they are. SentencePiece's own rules, nmt_nfkc, also
-    replace the ，！？ of Chinese and the ำ of Thai: a model could then not write them.
+    Blanks of all kinds and characters that do not print become spaces, and characters are composed (Unicode's NFC).
+    SentencePiece's own rules, nmt_nfkc, also replace the ，！？ of Chinese and the ำ of Thai: a model could then not write
+    them.
     """
 
     def code_points(text: str) -> str:
@@ -91,8 +91,6 @@ def normalisation_rules() -> Iterator[str]:
         spellings = {character} if composed != character else _other_spellings(character)
         if unicodedata.category(character) in ("Cc", "Cf", "Zs", "Zl", "Zp"):
             composed, spellings = " ", {character} - {" "}
-        elif len(composed) > 1:
-            continue
         yield from (f"{code_points(spelling)}\t{code_points(composed)}\n" for spelling in sorted(spellings))
 
 

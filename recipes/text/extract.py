@@ -2,7 +2,7 @@
 
     python -m recipes.text.extract --source-lang en --target-lang de --output raw/train TEMPLATE …
 
-writes ``raw/train.en`` and ``raw/train.de``, one raw sentence a line, from all corpora in order. A template is ``PATH``
+writes ``raw/train.en`` and ``raw/train.de``, one raw sentence a line, composed (NFC), from all corpora in order. A template is ``PATH``
 or ``ARCHIVE:MEMBER``. In it, ``{lang}`` stands for the language and ``{side}`` for ``src`` or ``ref``. A file named
 ``….en-de.tsv``, compressed or not, has both languages in columns, in the order of its name.
 
@@ -22,6 +22,7 @@ import os
 import re
 import sys
 import tarfile
+import unicodedata
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from itertools import count, dropwhile
@@ -156,7 +157,7 @@ def _write(place: Place, file: BinaryIO, documents: bool, bar: tqdm) -> tuple[in
             stripped = [line if NOT_PRINTING.sub("", line).strip() else "" for line in split(text)]
             boundaries += stripped.count("")
             text = "".join(line + "\n" for line in stripped)
-        file.write(text.encode("utf-8"))
+        file.write(unicodedata.normalize("NFC", text).encode("utf-8"))
         lines += text.count("\n")
         bar.update(text.count("\n"))
     if documents and not boundaries and _suffix(place) not in SGM:

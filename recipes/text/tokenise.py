@@ -6,12 +6,18 @@ At translation time ``--tokenizer moses --moses-no-dash-splits`` does the same.
 import argparse
 from collections.abc import Sequence
 from functools import partial
+from statistics import fmean
 
+import regex
 from sacremoses import MosesPunctNormalizer, MosesTokenizer
 
 from fairseq_rope.errors import ending_in_one_sentence, refuse_output
+from fairseq_rope.lines import lines_of
 from fairseq_rope.text.languages import language
 from recipes.text.lines import NOT_PRINTING, Convert, available_cores, convert_file
+
+# A token that begins with a mark, or with punctuation that is not ASCII. Moses' detokeniser leaves the blank before it.
+APART = regex.compile(r"(?<!\S)(?![ -~])[\p{M}\p{Terminal_Punctuation}]")
 
 
 def line_converter(lang: str, normalise: bool, tokenise: bool) -> Convert:
@@ -48,6 +54,11 @@ def main(argv: Sequence[str] | None = None) -> None:
         refuse_output(args.output)
         make_converter = partial(line_converter, args.lang, args.normalise_punctuation, not args.no_tokeniser)
         convert_file(make_converter, args.input, args.output, args.workers, f"tokenise {args.input}")
+        if args.no_tokeniser:
+            return
+        if (apart := fmean(bool(APART.search(line)) for line in lines_of(args.output))) > 0.01:
+            problem = "have marks or punctuation that Moses separates and cannot join again"
+            print(f"{args.output}: {apart:.1%} of the lines {problem}; set bpe=sentencepiece")
 
 
 if __name__ == "__main__":

@@ -85,6 +85,25 @@ def test_any_text_keeps_its_lines(tmp_path_factory, text):
     assert len(tokenise(folder, text)) == len(text)
 
 
+@pytest.mark.parametrize(
+    "text, share",
+    [
+        (["Akẹ́kọ̀ọ́ ń lọ.", "Ó wá."], "50.0%"),
+        (["मैं घर जा रहा हूँ।"], "100.0%"),
+        (["كيف حالك؟", "نعم"], "50.0%"),
+        (["I ❤\ufe0f you"], "100.0%"),
+        ([*CLEAN["de"], "Tiếng Việt?"], None),
+        (["yes"] * 100 + ["за́мок"], None),
+    ],
+)
+def test_the_share_of_lines_that_moses_breaks_is_printed(tmp_path, capsys, text, share):
+    tokenise(tmp_path, text)
+    printed = capsys.readouterr().out
+    assert f"{share} " in printed and "bpe=sentencepiece" in printed if share else "%" not in printed
+    tokenise(tmp_path, text, "--no-tokeniser")
+    assert "%" not in capsys.readouterr().out
+
+
 def test_two_processes_write_the_same_as_one(tmp_path, monkeypatch):
     monkeypatch.setattr(lines, "SHARE", 1)
     text = [f"{n}. {line}" for n in range(230) for line in CLEAN["en"] + DIRTY_LINES]

@@ -160,6 +160,16 @@ def test_one_more_test_set_trains_nothing_and_has_a_score_of_its_own(place):
     assert "sacreBLEU test" in table and "sacreBLEU news" in table
 
 
+def test_the_score_of_the_reference_after_moses_is_beside_a_score_if_it_is_low(place, capsys, monkeypatch):
+    """A model that is trained on Moses' tokens cannot have a higher score."""
+    for number, (more, ceiling, is_shown) in enumerate(
+        [([], "14.46", True), ([], "99", False), (["bpe=sentencepiece"], "14.46", False)]
+    ):
+        monkeypatch.setenv("CEILING", ceiling)
+        run(place, *more, work=f"work{number}")
+        assert ("14.46" in capsys.readouterr().out.splitlines()[-1]) == is_shown
+
+
 def test_systems_share_the_preparation_and_a_training_of_the_same_settings(place):
     (place / "systems.yaml").write_text("a: {arch: transformer}\nb: {}\nc: {beam: 2}\n")
     main(words(place, f"systems={place / 'systems.yaml'}", "--until", "translate"))
