@@ -79,8 +79,7 @@ def normalisation_rules() -> Iterator[str]:
     """What a SentencePiece model does with text before it splits it, as lines of ``normalization_rule_tsv``.
 
     Blanks of all kinds and characters that do not print become spaces, and characters are composed (Unicode's NFC).
-    SentencePiece's own rules, nmt_nfkc, also replace the ，！？ of Chinese and the ำ of Thai: a model could then not write
-    them.
+    SentencePiece's own rules also replace the ，！？ of Chinese and the ำ of Thai, so no model can write them.
     """
 
     def code_points(text: str) -> str:

@@ -2,9 +2,9 @@
 
     python -m recipes.text.extract --source-lang en --target-lang de --output raw/train TEMPLATE …
 
-writes ``raw/train.en`` and ``raw/train.de``, one raw sentence a line, composed (NFC), from all corpora in order. A template is ``PATH``
-or ``ARCHIVE:MEMBER``. In it, ``{lang}`` stands for the language and ``{side}`` for ``src`` or ``ref``. A file named
-``….en-de.tsv``, compressed or not, has both languages in columns, in the order of its name.
+writes ``raw/train.en`` and ``raw/train.de``, one sentence a line, composed (NFC), from all corpora in order. A template
+is ``PATH`` or ``ARCHIVE:MEMBER``. In it, ``{lang}`` stands for the language, ``{side}`` for ``src`` or ``ref``. A file
+named ``….en-de.tsv``, compressed or not, has both languages in columns, in the order of its name.
 
 With ``--documents``, blank lines separate documents. A blank line is also written between two files and between two
 ``<doc>`` elements of SGM. A line without a printing character counts as blank.
