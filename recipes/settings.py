@@ -10,7 +10,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any, get_origin
+from typing import Any
 
 import yaml
 from omegaconf import MISSING, OmegaConf
@@ -117,28 +117,14 @@ _OWN = {
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
-    """Return the mapping in a YAML file. Raises an InputError if it contains something else."""
+    """Return the mapping in a YAML file, whose values are texts. Raises an InputError if it contains something else."""
     try:
-        contents = yaml.load(path.read_text(encoding="utf-8"), _Loader)
+        contents = yaml.load(path.read_text(encoding="utf-8"), yaml.BaseLoader)
     except (OSError, ValueError, yaml.YAMLError) as error:
         raise InputError(f"{path}: {' '.join(str(error).split())}") from None
     if not isinstance(contents, dict):
         raise InputError(f"{path}: must have lines of the form NAME: VALUE")
     return contents
-
-
-class _Loader(yaml.SafeLoader):
-    """Reads 1e-3 as a number, and no, off and the like as text, as YAML 1.2 does."""
-
-
-_Loader.yaml_implicit_resolvers = {
-    first: [(tag, pattern) for tag, pattern in rules if not tag.endswith((":bool", ":float", ":timestamp"))]
-    for first, rules in yaml.SafeLoader.yaml_implicit_resolvers.items()
-}
-_Loader.add_implicit_resolver("tag:yaml.org,2002:bool", re.compile("true|false"), list("tf"))
-_FLOAT = re.compile(r"[-+]?(\d+\.\d*|\.\d+)([eE][-+]?\d+)?|[-+]?\d+[eE][-+]?\d+")
-_Loader.add_implicit_resolver("tag:yaml.org,2002:float", _FLOAT, list("-+.0123456789"))
-_Loader.add_constructor("tag:yaml.org,2002:float", lambda loader, node: float(node.value))
 
 
 def read_words(words: Sequence[str]) -> dict[str, Any]:
@@ -150,8 +136,7 @@ def read_words(words: Sequence[str]) -> dict[str, Any]:
             raise InputError(f"{word}: must have the form KEY=VALUE")
         name, _, entry = key.partition(".")
         _refuse_unknown(name, word)
-        is_text = FIELDS[name].type is str or get_origin(FIELDS[name].type) is dict
-        value = text if is_text and not text.startswith("[") else yaml.load(text, _Loader)
+        value = yaml.load(text, yaml.BaseLoader) if text.startswith("[") else text
         if entry:
             before = values.get(name, {})
             values[name] = {**(before if isinstance(before, dict) else {"test": before}), entry: value}

@@ -208,7 +208,7 @@ def test_the_lowest_loss_of_a_sweep_chooses_for_the_other_seeds(place):
     flags = [f"systems={place / 'systems.yaml'}", "seeds=2"]
     main(words(place, *flags, "--run", "7", "--until", "average"))  # system b, seed 2: with all it needs
     plan = command(place, *flags).plan
-    assert [run.title for run in plan.runs][-1] == "b, seed 2" and plan.chosen("b") == 1e-3
+    assert [run.title for run in plan.runs][-1] == "b, seed 2" and plan.chosen("b") == "1e-3"
     records = [record["settings"] for record in plan.corpus.work.records("train").values()]
     trained = sorted((one["seed"], one["learning_rate"]) for one in records)
     assert trained == [(1, 1e-3), (1, 2e-3), (1, 3e-3), (2, 1e-3)]
