@@ -39,6 +39,7 @@ from recipes import jobs, machine, models
 from recipes.compared import Report
 from recipes.corpus import Corpus
 from recipes.plan import Plan, Run, ensure_sweep, read_systems, seeds_of
+from recipes.report import page
 from recipes.script import ROOT
 from recipes.settings import FIELDS, described, read_words, read_yaml
 from recipes.steps import STEPS, Pipeline
@@ -228,7 +229,7 @@ class Command:
         report = Report.of(self.plan, shlex.join(["python", "-m", "recipes", *self.words]), self.failed)
         folder = self.work.ensure(report)
         self.work.link("report", report)
-        for line in report.verdict(folder):
+        for line in page.verdict(folder):
             print(line)
         print(f"report: {self.work.path / 'report' / 'report.html'}", flush=True)
 

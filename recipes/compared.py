@@ -53,10 +53,6 @@ class Report(Step):
     def produce(self, work: Work, part: Path) -> None:
         page.write(part, self.contents)
 
-    def verdict(self, folder: Path) -> list[str]:
-        """Return the lines to print at the end."""
-        return page.verdict(folder)
-
 
 def contents_of(
     plan: Plan, compared: Mapping[str, list[Pipeline]], missing: Mapping[str, str], command: str

@@ -88,11 +88,6 @@ def gpus_here() -> int:
     return torch.cuda.device_count()
 
 
-def device_in_words(gpus: int) -> str:
-    """Return the device of a training on *gpus* GPUs; 0: the CPU."""
-    return f"{gpus} GPU{'s' * (gpus > 1)}" if gpus else "the CPU"
-
-
 def check_room(work: Path, disk_gb: float, memory_gb: float) -> None:
     """Raise an InputError if the machine has too little memory, or the disk of the folder *work* too little room."""
     there = next(folder for folder in (work, *work.absolute().parents) if folder.is_dir())

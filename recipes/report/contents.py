@@ -22,7 +22,7 @@ class FinishedRun:
     system: str
     seed: int
     settings: Mapping[str, Any]  # all settings of this run, resolved
-    training: Path  # the folder of the training: settings.yaml, history.jsonl, checkpoints/
+    training: Path  # the folder of the training: settings.yaml, log, checkpoints/
     updates: int  # of the last checkpoint that is averaged
     epochs: int
     hypotheses: Mapping[str, Path]  # by test set: plain text, one translation a line

@@ -54,7 +54,6 @@ set -euo pipefail
 prefixes=() ; while [ $# -gt 0 ]; do case $1 in --trainpref|--validpref|--testpref) prefixes+=($2) ;; esac; shift; done
 for prefix in "${prefixes[@]}"; do for lang in en de; do
     cat $prefix.$lang | sha256sum | cut -c 1-16 >>data.$lang; cp data.$lang dict.$lang.txt
-    echo "| [$lang] $prefix.$lang: $(wc -l <$prefix.$lang) sents, 9 tokens" >>preprocess.log
 done; done
 """
 

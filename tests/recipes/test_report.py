@@ -125,9 +125,10 @@ def test_systems_are_in_the_order_of_their_differences_over_common_seeds(scores,
 
 
 def history(folder, *entries):
-    path = folder / "history.jsonl"
-    path.write_text("".join(entry if isinstance(entry, str) else json.dumps(entry) + "\n" for entry in entries))
-    return path
+    """A folder whose log has the *entries*."""
+    with (folder / "log").open("a") as log:
+        log.writelines(entry if isinstance(entry, str) else json.dumps(entry) + "\n" for entry in entries)
+    return folder
 
 
 def valid(updates, loss):
@@ -182,7 +183,7 @@ def test_seconds_count_from_the_start_of_the_training(tmp_path, entries, seconds
 
 @pytest.mark.parametrize("entries", [[], [train(10, 60)], [valid(10, 8.0)]])
 def test_a_history_without_a_curve_is_refused(tmp_path, entries):
-    with pytest.raises(InputError, match="history.jsonl"):
+    with pytest.raises(InputError, match="/log"):
         read_history(history(tmp_path, *entries), 99)
 
 
@@ -231,7 +232,7 @@ def make_contents(folder):
 def make_run(folder, draw, system, seed, right, sets):
     """A finished run of *system*. Its words are those of the references with the odds of *right* to 1."""
     training, paths = folder / f"train-{system}-seed{seed}", ({}, {}, {})
-    write(training / "log.txt", ["num. shared model params: 12,345 (num. trained: 12,345)"])
+    write(training / "log", ["num. shared model params: 12,345 (num. trained: 12,345)"])
     curve = [valid(10, 8.0), train(10, 60), valid(20, 7 - seed / 8), train(20, 60 + 60 * seed)]
     history(training, {"process": PROCESS}, *curve, {"peak_memory_mib": 700 + seed})
     for one in sets:
