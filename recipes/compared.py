@@ -70,8 +70,7 @@ def contents_of(
     for name in compared:
         for setting in plan.sweep(name):
             losses = plan.losses(name) or {}
-            chosen = str(plan.chosen(name))
-            sweeps[name] = [Sweep(setting, {str(value): loss for value, loss in losses.items()}, chosen)]
+            sweeps[name] = Sweep(setting, losses, plan.chosen(name))
     return Contents(
         recipe=plan.name,
         command=command,

@@ -3,7 +3,6 @@
 ``read`` merges the defaults, a recipe's ``settings.yaml``, the settings of a system, and KEY=VALUE of the command line.
 """
 
-import difflib
 import math
 import re
 import shlex
@@ -16,7 +15,7 @@ import yaml
 from omegaconf import MISSING, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from fairseq_rope.errors import InputError
+from fairseq_rope.errors import InputError, nearest
 from fairseq_rope.serving.exported_folder import QUANTIZATIONS
 
 
@@ -96,7 +95,6 @@ class Settings:
     gpus: int = _setting(-1, "GPUs of one training; 0: the CPU; -1: all of this machine", -1)
     tokens_per_device: int = _setting(4096, "largest batch of one device, in tokens", 1)
     disk_gb: float = _setting(0.0, "disk space of the whole work folder, in GB", 0)
-    memory_gb: float = _setting(0.0, "memory that the machine must have, in GB", 0)
 
 
 FIELDS = {setting.name: setting for setting in fields(Settings)}
@@ -145,10 +143,9 @@ def read_words(words: Sequence[str]) -> dict[str, Any]:
     return values
 
 
-def _refuse_unknown(name: Any, place: str) -> None:
+def _refuse_unknown(name: str, place: str) -> None:
     if name not in FIELDS:
-        nearest = difflib.get_close_matches(str(name), FIELDS, n=1, cutoff=0.0)[0]
-        raise InputError(f"{place}: there is no setting {name}; the nearest is {nearest}")
+        raise InputError(f"{place}: there is no setting {name}{nearest(name, FIELDS)}")
 
 
 def merged(*layers: Mapping[str, Any]) -> Settings:

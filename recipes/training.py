@@ -31,15 +31,6 @@ def plugin(step: Step) -> str:
     return f"--user-dir {shlex.quote(str(Path(own).absolute()))}" if own else '--user-dir "$FAIRSEQ_ROPE/fairseq_rope"'
 
 
-def batches(tokens_per_update: int, tokens_per_device: int, devices: int) -> tuple[int, int]:
-    """Return --max-tokens (a batch of one device) and --update-freq (batches in an update).
-
-    An update has about *tokens_per_update*. fairseq counts the tokens of the longer side, including padding.
-    """
-    frequency = math.ceil(tokens_per_update / (tokens_per_device * devices))
-    return tokens_per_update // (devices * frequency), frequency
-
-
 def history(folder: Path) -> list[dict[str, Any]]:
     """Return what the log of a training says: its processes, its epochs, and the peaks of memory, as JSON objects.
 
@@ -150,7 +141,13 @@ class Train(Step):
                 raise StepError(f"{self.name}: {must}: set {name}={trained}, or train in another folder, work=DIR")
 
     def batches(self, devices: int) -> tuple[int, int]:
-        return batches(self.settings["tokens_per_update"], self.options["tokens_per_device"], max(1, devices))
+        """Return --max-tokens (a batch of one device) and --update-freq (batches in an update).
+
+        fairseq counts the tokens of the longer side, including padding.
+        """
+        tokens, devices = self.settings["tokens_per_update"], max(1, devices)
+        frequency = math.ceil(tokens / (self.options["tokens_per_device"] * devices))
+        return tokens // (devices * frequency), frequency
 
     def command(self, devices: int) -> str:
         """Return the fairseq-train command on *devices* GPUs; 0: on the CPU."""

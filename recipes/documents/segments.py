@@ -75,9 +75,6 @@ def read_documents(
         yield document
 
 
-# -- ways to divide a document -----------------------------------------------------------------------
-
-
 class Longest:
     """Divides documents into segments with as many sentences as fit into *words* words of the longer side.
 
@@ -127,9 +124,6 @@ class Mixture(Longest):
 def every(count: int, document: Sequence[Pair]) -> list[range]:
     """Return segments of exactly *count* sentences. The last sentences are left out if they are fewer."""
     return [range(n, n + count) for n in range(0, len(document) - count + 1, count)]
-
-
-# -- the command -------------------------------------------------------------------------------------
 
 
 def write(

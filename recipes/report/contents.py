@@ -51,5 +51,5 @@ class Contents:
     test_sets: Sequence[TestSet]
     train_sources: Path  # the subwords of the training set's source side
     tokenize: str  # sacreBLEU's tokeniser
-    sweeps: Mapping[str, Sequence[Sweep]] = field(default_factory=dict)  # by system
+    sweeps: Mapping[str, Sweep] = field(default_factory=dict)  # by system
     missing: Mapping[str, str] = field(default_factory=dict)  # why a run is not in the report, by "system, seed N"

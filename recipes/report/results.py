@@ -4,6 +4,7 @@ import json
 import re
 import statistics
 from collections.abc import Callable, Mapping, Sized
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -33,10 +34,7 @@ def results_of(contents: Contents) -> Results:
         "longest_in_training": longest,
         "bootstrap": {"resamples": bootstrap.RESAMPLES, "seed": bootstrap.SEED},
         "test_sets": [_of_test_set(contents, test_set, longest) for test_set in contents.test_sets],
-        "sweeps": {
-            system: [{"setting": one.setting, "losses": dict(one.losses), "chosen": one.chosen} for one in sweeps]
-            for system, sweeps in contents.sweeps.items()
-        },
+        "sweeps": {system: asdict(sweep) for system, sweep in contents.sweeps.items()},
         "missing": dict(contents.missing),
     }  # fmt: skip
 

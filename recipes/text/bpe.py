@@ -14,11 +14,11 @@ from pathlib import Path
 
 from subword_nmt import learn_bpe
 
-from fairseq_rope.errors import InputError, ending_in_one_sentence, refuse_output
+from fairseq_rope.errors import InputError, ending_in_one_sentence
 from fairseq_rope.files import written_whole
 from fairseq_rope.lines import chunks_of, count_lines, lines_of
 from fairseq_rope.text.subwords import read_bpe, read_sentencepiece
-from recipes.text.lines import Convert, available_cores, convert_file, progress
+from recipes.text.lines import Convert, convert_file, progress
 
 MIN_FREQUENCY = 2  # a rarer pair of symbols is not merged; subword-nmt's default
 PATH_LENGTH = 200  # bytes
@@ -153,14 +153,12 @@ def main(argv: Sequence[str] | None = None) -> None:
         flag(flag_of_model, required=True, dest="learnt", metavar="FILE", help="the output of learning")
         flag("--input", required=True, metavar="FILE", help="UTF-8 text, one sentence a line")
         flag("--output", required=True, metavar="FILE", help="the same lines in subwords")
-        flag("--workers", type=int, default=available_cores(), metavar="N", help="default: one for each core")
     args = parser.parse_args(argv)
     with ending_in_one_sentence("recipes.text.bpe"):
-        refuse_output(args.output)
         if args.tool in ("apply", "sentencepiece-encode"):
             converter = subword_nmt_converter if args.tool == "apply" else sentencepiece_converter
             make_converter = partial(converter, args.learnt)
-            convert_file(make_converter, args.input, args.output, args.workers, f"{args.tool} {args.input}")
+            convert_file(make_converter, args.input, args.output, f"{args.tool} {args.input}")
             return
         if args.tool == "learn":
             codes = learn(count_words(args.inputs), args.vocab_size)

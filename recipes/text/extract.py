@@ -179,10 +179,6 @@ def extract(
     are *references*, one for each template, the target comes from them.
     """
     langs, pairs = (source, target), 0
-    if source == target:
-        raise InputError(f"--target-lang {target}: must differ from --source-lang")
-    if references and len(references) != len(templates):
-        raise InputError(f"--reference {' '.join(references)}: must be as many as templates")
     sources = [places_of(template, *langs)[0] for template in templates]
     targets = [places_of(template, *langs)[1] for template in references or templates]
     for place in sources:

@@ -46,11 +46,11 @@ def model(corpus):
     return learn(corpus, corpus / "sentencepiece.bpe.model", tool="sentencepiece-train")
 
 
-def apply(learnt, text, folder, workers=1):
+def apply(learnt, text, folder):
     """The lines of *text*, split by the codes or model *learnt*."""
     tool = ("sentencepiece-encode", "--model") if learnt.name.endswith("model") else ("apply", "--codes")
     source = write_lines(folder / "in", text)
-    run(*tool, learnt, "--input", source, "--output", folder / "out", "--workers", workers)
+    run(*tool, learnt, "--input", source, "--output", folder / "out")
     return read_lines(folder / "out")
 
 
@@ -114,7 +114,11 @@ def test_two_processes_write_the_same_subwords_as_one(corpus, tmp_path, request,
     monkeypatch.setattr("recipes.text.lines.SHARE", 1)
     learnt = request.getfixturevalue(name)
     text = [line for line in DIRTY_LINES if "\r" not in line] + read_lines(corpus / "train.de") * 2
-    one, two = (apply(learnt, text, tmp_path, workers) for workers in (1, 2))
+    written = []
+    for workers in (1, 2):
+        monkeypatch.setattr("recipes.text.lines.available_cores", lambda workers=workers: workers)
+        written.append(apply(learnt, text, tmp_path))
+    one, two = written
     assert one == two and len(one) == len(text)
     assert capsys.readouterr().out.count(f": {len(text)} lines\n") == 2
 
@@ -165,6 +169,7 @@ def test_the_largest_possible_vocabulary_is_learnt(small):
 
 def test_a_wrong_model_is_refused_by_two_processes_too(small, monkeypatch):
     monkeypatch.setattr("recipes.text.lines.SHARE", 1)
+    monkeypatch.setattr("recipes.text.lines.available_cores", lambda: 2)
     with pytest.raises(SystemExit, match=f"{small}/blank"):
         paths = ["--input", small / "text.en", "--output", small / "out"]
-        run("sentencepiece-encode", *paths, "--model", small / "blank", "--workers", 2)
+        run("sentencepiece-encode", *paths, "--model", small / "blank")

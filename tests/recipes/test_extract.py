@@ -200,8 +200,6 @@ REFUSED = [
     ({TABLE: b"a\tb\n\na\n"}, [TABLE, "--documents"], "/c.de-en.tsv, line 3: .*1 .*2"),
     ({"c.de-fr.tsv": b"a\tb\n"}, ["c.de-fr.tsv"], "/c.de-fr.tsv"),
     ({"c.en": EN, "c.de": DE, "x.de": b"\n"}, [TEXT, "--reference", "FOLDER/x.{lang}"], "/c.en .*2.*/x.de .*1"),
-    ({"c.en": EN, "c.de": DE}, [TEXT, *2 * ["--reference", "FOLDER/c.de"]], "--reference"),
-    ({"c.en": EN, "c.de": DE}, [TEXT, "--reference", "FOLDER/c.de", "--target-lang", "en"], "--target-lang en"),
 ]
 
 

@@ -120,7 +120,7 @@ def test_another_setting_makes_a_folder_beside_the_old_one_and_the_screen_says_w
     run(place)
     assert len(epochs(place)) == 2
     capsys.readouterr()
-    of_the_machine = ["tokens_per_device=512", "disk_gb=0.001", "memory_gb=0.1"]
+    of_the_machine = ["tokens_per_device=512", "disk_gb=0.001"]
     run(place, *of_the_machine)
     assert "== " not in capsys.readouterr().out, "all steps are finished"
     run(place, "learning_rate=0.002")
@@ -143,6 +143,8 @@ def test_a_longer_training_continues_the_shorter_one_in_a_moved_folder_too_and_w
     assert score == run(place, work="other")
     with pytest.raises(SystemExit):
         main(words(place, "max_epochs=3"))  # its checkpoints are deleted
+    with pytest.raises(SystemExit):
+        run(place, "average_checkpoints=1")  # of epoch 2
     shutil.move(place / "work", place / "elsewhere")
     shutil.rmtree(place / "data")
     (place / "data").mkdir()
