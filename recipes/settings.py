@@ -193,8 +193,6 @@ def _check(settings: Settings) -> None:
         raise InputError(f"target_lang={s.target_lang}: must differ from source_lang")
     if bool(s.valid_files.split()) == bool(s.holdout_every):
         raise InputError("valid_files: must name files, or holdout_every must be above 1, but not both")
-    if s.holdout_every == 1:
-        raise InputError("holdout_every=1: must be 0 or above 1; nothing would be left to train on")
     if not (s.max_epochs or s.max_updates or s.patience):
         raise InputError("max_epochs=0 max_updates=0 patience=0: one of them must limit the training")
     if s.max_epochs and not s.save_every_updates and s.max_epochs < s.average_checkpoints:

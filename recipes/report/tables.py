@@ -79,9 +79,8 @@ def _means(title: str, results: Results, scores: Mapping[str, Mapping[str, Mappi
 
 def training_tables(results: Results) -> dict[str, Table]:
     """Return the other tables by their names."""
-    sweeps = {"sweeps": _sweep_table(results)} if results["sweeps"] else {}
-    trainings = {"costs": _cost_table, "runs": _run_table, "systems": _system_table}
-    return sweeps | {name: table(results) for name, table in trainings.items()}
+    tables = {"costs": _cost_table(results), "runs": _run_table(results), "systems": _system_table(results)}
+    return {"sweeps": _sweep_table(results), **tables} if results["sweeps"] else tables
 
 
 def _test_set_table(results: Results) -> Table:

@@ -20,17 +20,12 @@ from tqdm import tqdm
 from fairseq_rope.errors import InputError
 from fairseq_rope.files import written_whole
 from fairseq_rope.lines import chunks_of, count_lines, lines_of, split
+from fairseq_rope.serving.ctranslate2_search import available_cores
 
 Convert = Callable[[list[str]], list[str]]  # takes and returns lines without their ends, in equal number
 # The characters that Moses' remove-non-printing-char.perl replaces by blanks, and two more that end lines in Python.
 NOT_PRINTING = regex.compile(r"[\p{C}\u2028\u2029]")
 SHARE = 1 << 20  # bytes of text for each process, at least: a process for less text takes longer to start than it saves
-
-
-def available_cores() -> int:
-    """The number of cores that this process may use."""
-    on_macos = not hasattr(os, "sched_getaffinity")
-    return os.cpu_count() or 1 if on_macos else len(os.sched_getaffinity(0))
 
 
 def pairs_of(paths: Sequence[str]) -> Iterator[Any]:
