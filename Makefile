@@ -30,7 +30,7 @@ help:
 install: $(STAMP)
 
 demo: $(STAMP)
-	$(IN_VENV) bash recipes/demo/run.sh $(if $(filter command,$(origin ARCH)),arch=$(ARCH))
+	$(IN_VENV) python -m recipes demo $(if $(filter command,$(origin ARCH)),arch=$(ARCH))
 
 test: $(STAMP)
 	$(IN_VENV) .venv/bin/pytest -n 2 --dist worksteal tests

@@ -39,6 +39,7 @@ from recipes import jobs, machine, models
 from recipes.compared import Report
 from recipes.corpus import Corpus
 from recipes.plan import Plan, Run, ensure_sweep, read_systems, seeds_of
+from recipes.report import page
 from recipes.script import ROOT
 from recipes.settings import FIELDS, described, read_words, read_yaml
 from recipes.steps import STEPS, Pipeline
@@ -138,7 +139,7 @@ class Command:
         """Raise an InputError for a file, a tokeniser or a machine that would stop the runs after a while."""
         run = self.plan.runs[0]
         s = self.plan.settings(run)
-        machine.check_room(self.work.path, s.disk_gb, s.memory_gb)
+        machine.check_room(self.work.path, s.disk_gb)
         machine.devices(s.gpus, s.precision)
         pipeline = Pipeline(run.seed, s, s.precision, self.plan.corpus)
         for name in pipeline.sets:
@@ -228,7 +229,7 @@ class Command:
         report = Report.of(self.plan, shlex.join(["python", "-m", "recipes", *self.words]), self.failed)
         folder = self.work.ensure(report)
         self.work.link("report", report)
-        for line in report.verdict(folder):
+        for line in page.verdict(folder):
             print(line)
         print(f"report: {self.work.path / 'report' / 'report.html'}", flush=True)
 
@@ -243,16 +244,13 @@ class Command:
                 self.work.link(name, step, inside)
 
     def print_end(self, run: Run, pipeline: Pipeline) -> None:
-        """Print translations and scores, or what else was made last, and where it is."""
+        """Print where the results are, and translations and scores if there are any."""
         steps = self.steps(run, pipeline)
         tests = pipeline.tests if self.args.until in ("score", "export") and not run.setting else []
+        for step in [*steps, pipeline.average] if tests else steps:
+            print(f"{step.kind:12} {self.work.folder(step)}", flush=True)
         for name in tests:
             self.print_score(pipeline, name)
-        for step in [*steps, pipeline.average] if tests else steps:
-            print(f"{step.kind:12} {self.work.folder(step)}")
-        for name in tests:
-            path = self.work.folder(pipeline.score(name)) / "score.json"
-            print(f"{name + ': ' if len(tests) > 1 else ''}sacreBLEU {models.bleu(path):.2f}", flush=True)
 
     def print_score(self, pipeline: Pipeline, name: str) -> None:
         """Print five translations of a test set, and all its scores."""
@@ -271,6 +269,9 @@ class Command:
         for metric in metrics[1:]:
             print(f"{metric['name'] + ':':32} {metric['score']:.2f}")
         print(f"signature:         {metrics[0]['signature']}")
+        ceiling = score["references"][0]["sacreBLEU_after_moses"] if pipeline.bpe == "subword-nmt" else 100.0
+        below = f" (the reference after Moses' tokeniser and detokeniser: {ceiling:.2f})" if ceiling < 99 else ""
+        print(f"sacreBLEU {metrics[0]['score']:.2f}{below}", flush=True)
 
     def print_steps(self) -> None:
         """Print the steps of all runs, and which of them are finished."""

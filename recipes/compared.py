@@ -53,10 +53,6 @@ class Report(Step):
     def produce(self, work: Work, part: Path) -> None:
         page.write(part, self.contents)
 
-    def verdict(self, folder: Path) -> list[str]:
-        """Return the lines to print at the end."""
-        return page.verdict(folder)
-
 
 def contents_of(
     plan: Plan, compared: Mapping[str, list[Pipeline]], missing: Mapping[str, str], command: str
@@ -74,8 +70,7 @@ def contents_of(
     for name in compared:
         for setting in plan.sweep(name):
             losses = plan.losses(name) or {}
-            chosen = str(plan.chosen(name))
-            sweeps[name] = [Sweep(setting, {str(value): loss for value, loss in losses.items()}, chosen)]
+            sweeps[name] = Sweep(setting, losses, plan.chosen(name))
     return Contents(
         recipe=plan.name,
         command=command,

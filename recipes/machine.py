@@ -88,21 +88,13 @@ def gpus_here() -> int:
     return torch.cuda.device_count()
 
 
-def device_in_words(gpus: int) -> str:
-    """Return the device of a training on *gpus* GPUs; 0: the CPU."""
-    return f"{gpus} GPU{'s' * (gpus > 1)}" if gpus else "the CPU"
-
-
-def check_room(work: Path, disk_gb: float, memory_gb: float) -> None:
-    """Raise an InputError if the machine has too little memory, or the disk of the folder *work* too little room."""
+def check_room(work: Path, disk_gb: float) -> None:
+    """Raise an InputError if the disk of the folder *work* has too little room."""
     there = next(folder for folder in (work, *work.absolute().parents) if folder.is_dir())
     used = sum(path.lstat().st_size for path in work.rglob("*") if path.is_file() and not path.is_symlink()) / 1e9
     free = shutil.disk_usage(there).free / 1e9
     if free < disk_gb - used:
         raise InputError(f"disk_gb={disk_gb:g}: {work} has {used:.1f} GB, and {free:.1f} GB are free")
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9
-    if memory < memory_gb:
-        raise InputError(f"memory_gb={memory_gb:g}: this machine has {memory:.1f} GB")
 
 
 def _printed(*command: str) -> str:

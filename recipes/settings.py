@@ -3,20 +3,19 @@
 ``read`` merges the defaults, a recipe's ``settings.yaml``, the settings of a system, and KEY=VALUE of the command line.
 """
 
-import difflib
 import math
 import re
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any, get_origin
+from typing import Any
 
 import yaml
 from omegaconf import MISSING, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from fairseq_rope.errors import InputError
+from fairseq_rope.errors import InputError, nearest
 from fairseq_rope.serving.exported_folder import QUANTIZATIONS
 
 
@@ -96,7 +95,6 @@ class Settings:
     gpus: int = _setting(-1, "GPUs of one training; 0: the CPU; -1: all of this machine", -1)
     tokens_per_device: int = _setting(4096, "largest batch of one device, in tokens", 1)
     disk_gb: float = _setting(0.0, "disk space of the whole work folder, in GB", 0)
-    memory_gb: float = _setting(0.0, "memory that the machine must have, in GB", 0)
 
 
 FIELDS = {setting.name: setting for setting in fields(Settings)}
@@ -117,28 +115,14 @@ _OWN = {
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
-    """Return the mapping in a YAML file. Raises an InputError if it contains something else."""
+    """Return the mapping in a YAML file, whose values are texts. Raises an InputError if it contains something else."""
     try:
-        contents = yaml.load(path.read_text(encoding="utf-8"), _Loader)
+        contents = yaml.load(path.read_text(encoding="utf-8"), yaml.BaseLoader)
     except (OSError, ValueError, yaml.YAMLError) as error:
         raise InputError(f"{path}: {' '.join(str(error).split())}") from None
     if not isinstance(contents, dict):
         raise InputError(f"{path}: must have lines of the form NAME: VALUE")
     return contents
-
-
-class _Loader(yaml.SafeLoader):
-    """Reads 1e-3 as a number, and no, off and the like as text, as YAML 1.2 does."""
-
-
-_Loader.yaml_implicit_resolvers = {
-    first: [(tag, pattern) for tag, pattern in rules if not tag.endswith((":bool", ":float", ":timestamp"))]
-    for first, rules in yaml.SafeLoader.yaml_implicit_resolvers.items()
-}
-_Loader.add_implicit_resolver("tag:yaml.org,2002:bool", re.compile("true|false"), list("tf"))
-_FLOAT = re.compile(r"[-+]?(\d+\.\d*|\.\d+)([eE][-+]?\d+)?|[-+]?\d+[eE][-+]?\d+")
-_Loader.add_implicit_resolver("tag:yaml.org,2002:float", _FLOAT, list("-+.0123456789"))
-_Loader.add_constructor("tag:yaml.org,2002:float", lambda loader, node: float(node.value))
 
 
 def read_words(words: Sequence[str]) -> dict[str, Any]:
@@ -150,8 +134,7 @@ def read_words(words: Sequence[str]) -> dict[str, Any]:
             raise InputError(f"{word}: must have the form KEY=VALUE")
         name, _, entry = key.partition(".")
         _refuse_unknown(name, word)
-        is_text = FIELDS[name].type is str or get_origin(FIELDS[name].type) is dict
-        value = text if is_text and not text.startswith("[") else yaml.load(text, _Loader)
+        value = yaml.load(text, yaml.BaseLoader) if text.startswith("[") else text
         if entry:
             before = values.get(name, {})
             values[name] = {**(before if isinstance(before, dict) else {"test": before}), entry: value}
@@ -160,10 +143,9 @@ def read_words(words: Sequence[str]) -> dict[str, Any]:
     return values
 
 
-def _refuse_unknown(name: Any, place: str) -> None:
+def _refuse_unknown(name: str, place: str) -> None:
     if name not in FIELDS:
-        nearest = difflib.get_close_matches(str(name), FIELDS, n=1, cutoff=0.0)[0]
-        raise InputError(f"{place}: there is no setting {name}; the nearest is {nearest}")
+        raise InputError(f"{place}: there is no setting {name}{nearest(name, FIELDS)}")
 
 
 def merged(*layers: Mapping[str, Any]) -> Settings:
@@ -211,8 +193,6 @@ def _check(settings: Settings) -> None:
         raise InputError(f"target_lang={s.target_lang}: must differ from source_lang")
     if bool(s.valid_files.split()) == bool(s.holdout_every):
         raise InputError("valid_files: must name files, or holdout_every must be above 1, but not both")
-    if s.holdout_every == 1:
-        raise InputError("holdout_every=1: must be 0 or above 1; nothing would be left to train on")
     if not (s.max_epochs or s.max_updates or s.patience):
         raise InputError("max_epochs=0 max_updates=0 patience=0: one of them must limit the training")
     if s.max_epochs and not s.save_every_updates and s.max_epochs < s.average_checkpoints:

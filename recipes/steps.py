@@ -7,13 +7,13 @@ import filecmp
 import functools
 import re
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from fairseq_rope.errors import InputError
-from fairseq_rope.lines import count_lines, read_lines
+from fairseq_rope.lines import read_lines
 from fairseq_rope.text.languages import UNSPACED, default_tokenize, language
 from fairseq_rope.text.plain import check_plain
 from fairseq_rope.text.subwords import SUBWORDS
@@ -140,9 +140,6 @@ class Binarise(Step):
             f"cp {self.at('subwords', model)} {model}",
         ]
 
-    def check(self, folder: Path) -> None:
-        check_counts(self, folder, {role: self.at(role, "text") for role in ("train", "valid")})
-
 
 class BinariseTest(Step):
     """Writes one test set as fairseq reads it, with the dictionaries of the training set."""
@@ -156,20 +153,6 @@ class BinariseTest(Step):
             f"--testpref {self.at('text', 'text')} --srcdict {self.at('data', f'dict.{source}.txt')} "
             f"--tgtdict {self.at('data', f'dict.{target}.txt')} --workers $(nproc) --destdir ."
         ]
-
-    def check(self, folder: Path) -> None:
-        check_counts(self, folder, {"test": self.at("text", "text")})
-
-
-def check_counts(step: Step, folder: Path, prefixes: Mapping[str, str]) -> None:
-    """Raise a StepError unless fairseq-preprocess counted one sentence for each line of the sets *prefixes*."""
-    log = (folder / "preprocess.log").read_text(encoding="utf-8")
-    counted = dict(re.findall(r"\] (.+): (\d+) sents,", log))
-    for prefix in prefixes.values():
-        for lang in step.settings["langs"]:
-            lines = count_lines(str(folder / f"{prefix}.{lang}"))
-            if counted.get(f"{prefix}.{lang}") != str(lines):
-                raise StepError(f"{step.name}: {prefix}.{lang} has {lines} lines, but {folder}/preprocess.log not")
 
 
 class Translate(Step):

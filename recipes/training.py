@@ -31,15 +31,6 @@ def plugin(step: Step) -> str:
     return f"--user-dir {shlex.quote(str(Path(own).absolute()))}" if own else '--user-dir "$FAIRSEQ_ROPE/fairseq_rope"'
 
 
-def batches(tokens_per_update: int, tokens_per_device: int, devices: int) -> tuple[int, int]:
-    """Return --max-tokens (a batch of one device) and --update-freq (batches in an update).
-
-    An update has about *tokens_per_update*. fairseq counts the tokens of the longer side, including padding.
-    """
-    frequency = math.ceil(tokens_per_update / (tokens_per_device * devices))
-    return tokens_per_update // (devices * frequency), frequency
-
-
 def history(folder: Path) -> list[dict[str, Any]]:
     """Return what the log of a training says: its processes, its epochs, and the peaks of memory, as JSON objects.
 
@@ -115,7 +106,7 @@ class Train(Step):
         devices = machine.devices(self.options["gpus"], self.settings["precision"])
         say(f"== {self.name}")
         max_tokens, frequency = self.batches(devices)
-        device = machine.device_in_words(devices)
+        device = f"{devices} GPU{'s' * (devices > 1)}" if devices else "the CPU"
         form = self.settings["precision"]
         say(f"  on {device} in {form}: {max(1, devices)} × {frequency} batches of {max_tokens} tokens")
         command = self.command(devices)
@@ -139,7 +130,6 @@ class Train(Step):
         path = folder / "ended.json"
         ends = json.loads(path.read_text()) if path.exists() else []
         ends.append({"limits": self.limits, "epochs": epochs, "updates": updates})
-        write_whole(folder / "history.jsonl", "".join(json.dumps(entry) + "\n" for entry in history(folder)))
         write_whole(path, json.dumps(ends, indent=1) + "\n")
 
     def _refuse_shorter(self, folder: Path) -> None:
@@ -151,7 +141,13 @@ class Train(Step):
                 raise StepError(f"{self.name}: {must}: set {name}={trained}, or train in another folder, work=DIR")
 
     def batches(self, devices: int) -> tuple[int, int]:
-        return batches(self.settings["tokens_per_update"], self.options["tokens_per_device"], max(1, devices))
+        """Return --max-tokens (a batch of one device) and --update-freq (batches in an update).
+
+        fairseq counts the tokens of the longer side, including padding.
+        """
+        tokens, devices = self.settings["tokens_per_update"], max(1, devices)
+        frequency = math.ceil(tokens / (self.options["tokens_per_device"] * devices))
+        return tokens // (devices * frequency), frequency
 
     def command(self, devices: int) -> str:
         """Return the fairseq-train command on *devices* GPUs; 0: on the CPU."""
@@ -240,11 +236,10 @@ class Average(Step):
     def _check_checkpoints(self, training: Path) -> None:
         """Raise a StepError unless the last checkpoints exist, one for each epoch or interval."""
         every, count = self.settings["save_every_updates"], self.settings["average_checkpoints"]
-        numbers = self.numbers(training)
-        expected = [numbers[-1] - (every or 1) * n for n in reversed(range(count))] if numbers else []
+        numbers, interval = self.numbers(training), every or 1
         end = self.training.ended(training) or {}
-        reached = end.get("updates" if every else "epochs", 0)
-        if numbers != expected or not numbers or reached >= numbers[-1] + (every or 1):
+        last = end.get("updates" if every else "epochs", 0) // interval * interval
+        if numbers != [last - interval * n for n in reversed(range(count))]:
             has = f"has the checkpoints {', '.join(map(str, numbers)) or 'none'} of {'updates' if every else 'epochs'}"
             must = f"average_checkpoints={count} needs the last {count}"
             raise StepError(f"{self.training.name}: {has}, and {must}: average fewer, or train longer")

@@ -270,19 +270,13 @@ def run_recipe(words):
     recipes([words[0], "work=work", *words[1:]])  # a later work=DIR wins
 
 
-def run_script(words):
-    """Run the run.sh of a recipe."""
-    run_recipe([Path(words[1]).parent.name, *words[2:]])
-
-
 def make(words):
     """Run the command that make would run."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS"))}
     words = ["make", "-n", *words[1:]]  # not as a part of the make that runs the tests
     done = subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True, check=True, timeout=LIMIT)
     *_, line = done.stdout.splitlines()
-    line = re.sub(r"^.*?((bash|python) )", r"\1", line)
-    (run_script if line.startswith("bash") else run_module)(shlex.split(line))
+    run_module(shlex.split(re.sub("^.*?python ", "python ", line)))
 
 
 RUN = {
@@ -291,7 +285,6 @@ RUN = {
     "fairseq-interactive": interact,
     "fairseq-rope": lambda words: fairseq_rope(words[1:]),
     "python": run_module,
-    "bash": run_script,
     "make": make,
 }
 

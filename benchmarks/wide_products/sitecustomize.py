@@ -1,6 +1,6 @@
 """For quality on a CPU without bfloat16: --bf16 in fairseq-train, with products computed in float32.
 
-    PYTHONPATH=benchmarks/wide_products bash recipes/demo/run.sh precision=bf16
+    PYTHONPATH=benchmarks/wide_products python -m recipes demo precision=bf16
 
 A CPU without instructions for bfloat16 multiplies matrices in it hundreds of times slower than in float32. Here each
 matrix product and attention of bfloat16 tensors is computed in float32 and rounded to bfloat16. A product of two

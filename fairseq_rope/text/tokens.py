@@ -1,6 +1,7 @@
 """Plain text to tokens and back, as the recipes and fairseq-interactive do it."""
 
 import os
+import unicodedata
 from collections.abc import Sequence
 from typing import Any
 
@@ -41,6 +42,7 @@ class Tokeniser:
         """Return the tokens of a sentence, without the blanks around it; an empty sentence has none."""
         line = line.strip()  # some sentencepiece models make tokens of blanks
         if self._tokeniser is not None:
+            line = unicodedata.normalize("NFC", line)  # Moses separates marks from their letters
             line = self._tokeniser.tokenize(line, aggressive_dash_splits=self._dash_splits, return_str=True)
         if self._bpe is not None:
             self._characters += len(line)

@@ -134,11 +134,15 @@ def last_checkpoints(folders: Sequence[str], count: int, flag: str) -> list[str]
     if count < 1:
         raise AverageError(f"{flag} {count}: must be at least 1")
     folder = folders[0]
-    matches = [match for match in (re.fullmatch(NUMBERED[flag][1], name) for name in os.listdir(folder)) if match]
+    in_folder = os.listdir(folder)
+    matches = [match for match in (re.fullmatch(NUMBERED[flag][1], name) for name in in_folder) if match]
     newest_first = [name for _, name in sorted(((int(match[1]), match[0]) for match in matches), reverse=True)]
     if len(newest_first) < count:
         names = ", ".join(newest_first) or "none"
-        raise AverageError(f"{flag} {count}: {folder} has only {len(newest_first)} checkpoints ({names})")
+        (other,) = NUMBERED.keys() - {flag}
+        has_others = any(re.fullmatch(NUMBERED[other][1], name) for name in in_folder)
+        more = f"; it has others for {other}" if has_others else ""
+        raise AverageError(f"{flag} {count}: {folder} has only {len(newest_first)} checkpoints ({names}){more}")
     return [os.path.join(folder, name) for name in newest_first[:count]]
 
 

@@ -16,19 +16,8 @@ from fairseq_rope.errors import InputError, ending_in_one_sentence, refuse_outpu
 from fairseq_rope.files import written_whole
 from fairseq_rope.lines import read_lines
 from fairseq_rope.text.languages import TOKENIZERS, default_tokenize
-from fairseq_rope.text.segments import SEPARATOR
+from fairseq_rope.text.segments import divided
 from recipes.documents.segments import Segment, read_map
-
-
-def divided(translation: str, count: int) -> tuple[list[str], int]:
-    """Return the *count* sentences of a translated segment, and how many separators it has more than its source.
-
-    If it has fewer, the last sentences are empty. If it has more, the last sentence contains the rest.
-    """
-    parts = [part.strip() for part in translation.split(SEPARATOR)]
-    rest = " ".join(filter(None, parts[count - 1 :]))
-    sentences = [*parts[: count - 1], rest]
-    return sentences + [""] * (count - len(sentences)), len(parts) - count
 
 
 def join_documents(segments: Iterable[Segment], sentences: Sequence[str]) -> list[str]:
@@ -66,17 +55,16 @@ def main(argv: Sequence[str] | None = None) -> None:
         count = sum(segment.sentences for segment in segments)
         references = [read(path, count, "sentences") for path in args.references]
         sentences: list[str] = []
-        fewer = more = 0
+        different = 0
         for segment, translation in zip(segments, translations, strict=True):
-            of_segment, surplus = divided(translation, segment.sentences)
-            sentences += of_segment
-            fewer, more = fewer + (surplus < 0), more + (surplus > 0)
+            of_segment, is_same = divided(translation.split(), segment.sentences)
+            sentences += map(" ".join, of_segment)
+            different += not is_same
         documents = join_documents(segments, sentences)
         with written_whole(*outputs) as files:
             for file, lines in zip(files, (sentences, documents), strict=True):
                 file.writelines(f"{line}\n".encode() for line in lines)
-        of_segments = f"of {len(segments)} translated segments"
-        print(f"{fewer} {of_segments} have fewer separators than their source, and {more} have more")
+        print(f"{different} of {len(segments)} translated segments have another number of separators than their source")
         bleu = BLEU(tokenize=args.tokenize or default_tokenize(args.target_lang), force=True)
         of_documents = [join_documents(segments, reference) for reference in references]
         print(f"BLEU of {len(documents)} documents: {bleu.corpus_score(documents, of_documents).score:.2f}")

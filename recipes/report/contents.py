@@ -22,7 +22,7 @@ class FinishedRun:
     system: str
     seed: int
     settings: Mapping[str, Any]  # all settings of this run, resolved
-    training: Path  # the folder of the training: settings.yaml, history.jsonl, checkpoints/
+    training: Path  # the folder of the training: settings.yaml, log, checkpoints/
     updates: int  # of the last checkpoint that is averaged
     epochs: int
     hypotheses: Mapping[str, Path]  # by test set: plain text, one translation a line
@@ -51,5 +51,5 @@ class Contents:
     test_sets: Sequence[TestSet]
     train_sources: Path  # the subwords of the training set's source side
     tokenize: str  # sacreBLEU's tokeniser
-    sweeps: Mapping[str, Sequence[Sweep]] = field(default_factory=dict)  # by system
+    sweeps: Mapping[str, Sweep] = field(default_factory=dict)  # by system
     missing: Mapping[str, str] = field(default_factory=dict)  # why a run is not in the report, by "system, seed N"

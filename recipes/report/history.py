@@ -1,6 +1,5 @@
-"""The loss curve, speed and memory of a training, from its history.jsonl."""
+"""The loss curve, speed and memory of a training, from its log."""
 
-import json
 import math
 import statistics
 from pathlib import Path
@@ -9,13 +8,14 @@ from typing import Any
 import numpy as np
 
 from fairseq_rope.errors import InputError
+from recipes.training import history
 
 
-def read_history(path: Path, last_update: int) -> dict[str, Any]:
-    """Return the training up to *last_update* whose history is in *path*; a longer training can have continued it.
+def read_history(folder: Path, last_update: int) -> dict[str, Any]:
+    """Return the training in *folder* up to *last_update*; a longer training can have continued it.
 
     Of an interrupted process, the epochs up to the last whole one count. If it trained an epoch twice, the later one
-    counts. Raises an InputError if the file has no validation or no whole epoch.
+    counts. Raises an InputError if the log has no validation or no whole epoch.
 
     Returns:
         for each validation ``validated_at`` (the update), ``seconds`` (the running time of fairseq-train, including
@@ -29,7 +29,7 @@ def read_history(path: Path, last_update: int) -> dict[str, Any]:
     processes: list[dict[str, Any]] = []
     running: list[dict[str, Any]] = []  # the latest process, until its first validation or epoch
     peaks: list[float] = []
-    for entry in map(_entry, path.read_text(encoding="utf-8").splitlines()):
+    for entry in history(folder):
         updates = rounded(entry.get("valid_num_updates") or entry.get("train_num_updates") or 0)
         if "process" in entry:
             running, wall = [entry["process"]], math.inf
@@ -47,7 +47,7 @@ def read_history(path: Path, last_update: int) -> dict[str, Any]:
                 epochs[updates] = seconds_before + wall, float(entry["train_wps"])
             processes, running = processes + running, []
     if not validations or not epochs:
-        raise InputError(f"{path}: has no {'whole epoch' if validations else 'validation'}; train again")
+        raise InputError(f"{folder}/log: has no {'whole epoch' if validations else 'validation'}; train again")
     times = [(0, 0.0), *((updates, seconds) for updates, (seconds, _) in sorted(epochs.items()))]
     curve = sorted(validations.items())
     return {
@@ -63,15 +63,6 @@ def read_history(path: Path, last_update: int) -> dict[str, Any]:
 def rounded(updates: str | int) -> int:
     """Return the number of *updates* as in fairseq's log: six digits, and from a million on the form 1.23457e+06."""
     return int(float(f"{float(updates):g}"))
-
-
-def _entry(line: str) -> dict[str, Any]:
-    """Return the JSON object in *line*, or {} if it has none, like a line that a crash cut off."""
-    try:
-        value = json.loads(line)
-    except ValueError:
-        return {}
-    return value if isinstance(value, dict) else {}
 
 
 def _between(points: list[tuple[int, float]], at: int) -> float:

@@ -1,10 +1,10 @@
 """All numbers of a report, as results.json has them."""
 
 import json
-import math
 import re
 import statistics
 from collections.abc import Callable, Mapping, Sized
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ LENGTHS = "sacreBLEU_by_source_length"  # of score.json
 def results_of(contents: Contents) -> Results:
     """Return all numbers of the report."""
     longest = max(len(line.split()) for line in lines_of(str(contents.train_sources)))
-    return _finite({
+    return {
         **{"recipe": contents.recipe, "command": contents.command, "settings": dict(contents.settings)},
         **{"systems": [*contents.runs], "baseline": next(iter(contents.runs))},
         "definitions": _definitions(contents),
@@ -34,12 +34,9 @@ def results_of(contents: Contents) -> Results:
         "longest_in_training": longest,
         "bootstrap": {"resamples": bootstrap.RESAMPLES, "seed": bootstrap.SEED},
         "test_sets": [_of_test_set(contents, test_set, longest) for test_set in contents.test_sets],
-        "sweeps": {
-            system: [{"setting": one.setting, "losses": dict(one.losses), "chosen": one.chosen} for one in sweeps]
-            for system, sweeps in contents.sweeps.items()
-        },
+        "sweeps": {system: asdict(sweep) for system, sweep in contents.sweeps.items()},
         "missing": dict(contents.missing),
-    })  # fmt: skip
+    }  # fmt: skip
 
 
 def _definitions(contents: Contents) -> dict[str, dict[str, Any]]:
@@ -54,7 +51,7 @@ def _definitions(contents: Contents) -> dict[str, dict[str, Any]]:
 
 def _of_run(run: FinishedRun) -> dict[str, Any]:
     """Return the numbers of one training."""
-    training = read_history(run.training / "history.jsonl", run.updates)
+    training = read_history(run.training, run.updates)
     validations = [*zip(training["losses"], training["validated_at"], strict=True)]
     lowest, update = min((one for one in validations if one[0] is not None), default=(None, validations[-1][1]))
     patience = int(run.settings.get("patience") or 0)
@@ -71,9 +68,8 @@ def _of_run(run: FinishedRun) -> dict[str, Any]:
 
 
 def _parameters(training: Path) -> int | None:
-    """Return the number of parameters that a log in the folder *training* has; None if there is none."""
-    logs = [path for path in sorted(training.glob("*log*")) if path.is_file()]
-    text = "\n".join(path.read_text(encoding="utf-8", errors="replace") for path in logs)
+    """Return the number of parameters that the log in the folder *training* has; None if it has none."""
+    text = (training / "log").read_text(encoding="utf-8", errors="replace")
     numbers = re.findall(r"num\. shared model params: ([\d,]+)", text)
     return int(numbers[-1].replace(",", "")) if numbers else None
 
@@ -174,12 +170,3 @@ def at_end(sweep: Mapping[str, Any]) -> bool:
     except ValueError:
         return False
     return len(values) > 1 and chosen in (values[0], values[-1])
-
-
-def _finite(value: Any) -> Any:
-    """Return *value*, with None in place of numbers that JSON cannot represent."""
-    if isinstance(value, Mapping):
-        return {key: _finite(one) for key, one in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_finite(one) for one in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -33,9 +33,9 @@ def sentences_on(results: Results) -> list[str]:
     sentences += [f"Only one seed: {listed(single)}. Other seeds can differ."] if single else []
     sentences += [f"Fewer seeds than others: {listed(fewer)}. Compare differences, not means."] if fewer else []
     sentences += _early(results)
-    for system, sweeps in results["sweeps"].items():
+    for system, sweep in results["sweeps"].items():
         end = f"of {system} is at an end of the range: a value outside it can be better."
-        sentences += [f"The chosen {sweep['setting']} {end}" for sweep in sweeps if at_end(sweep)]
+        sentences += [f"The chosen {sweep['setting']} {end}"] if at_end(sweep) else []
     missing = [f"{run} is missing: {' '.join(reason.split())}" for run, reason in results["missing"].items()]
     return sentences + missing + _training_differences(results)
 

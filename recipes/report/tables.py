@@ -79,9 +79,8 @@ def _means(title: str, results: Results, scores: Mapping[str, Mapping[str, Mappi
 
 def training_tables(results: Results) -> dict[str, Table]:
     """Return the other tables by their names."""
-    sweeps = {"sweeps": _sweep_table(results)} if any(results["sweeps"].values()) else {}
-    trainings = {"costs": _cost_table, "runs": _run_table, "trainings": _training_table, "systems": _system_table}
-    return sweeps | {name: table(results) for name, table in trainings.items()}
+    tables = {"costs": _cost_table(results), "runs": _run_table(results), "systems": _system_table(results)}
+    return {"sweeps": _sweep_table(results), **tables} if results["sweeps"] else tables
 
 
 def _test_set_table(results: Results) -> Table:
@@ -133,7 +132,7 @@ def _beside_best(compared: Mapping[str, Any], name: str) -> str:
 def _sweep_table(results: Results) -> Table:
     rows = []
     for name in ranked(results):
-        for sweep in results["sweeps"].get(name, []):
+        if sweep := results["sweeps"].get(name):
             losses = ", ".join(f"{value}: {number(loss, 3)}" for value, loss in sweep["losses"].items())
             end = " (end of the range)" if at_end(sweep) else ""
             rows.append([name, sweep["setting"], losses, f"{sweep['chosen']}{end}"])
@@ -162,17 +161,6 @@ def _run_table(results: Results) -> Table:
                 row += [f"{one['scores'][name][run['seed']]:.2f}", _judged(against, "p_value")]
             rows.append([*row, f"{number(run['lowest_loss'], 3)} at update {run['update_of_lowest_loss']:,}"])
     return Table("sacreBLEU of each run", ["run", *_two_columns(results), "lowest validation loss"], rows)
-
-
-def _training_table(results: Results) -> Table:
-    head = ["run", "updates", "epochs", "minutes", "tokens/s", "peak memory (MiB)", "validation loss, the last five"]
-    rows = []
-    for run in (run for name in ranked(results) for run in results["runs"][name]):
-        row = [run["title"], number(run["updates"]), number(run["epochs"]), number(run["minutes"], 1)]
-        row += [number(run["tokens_per_second"]), number(run["peak_memory_mib"])]
-        row.append(", ".join(number(loss, 3) for loss in run["losses"][-5:]))
-        rows.append([*row, _each_once(str(process.get("commit", "")) for process in run["processes"])])
-    return Table("Trainings", [*head, "commit"], rows)
 
 
 def _each_once(texts: Iterable[str]) -> str:

@@ -31,7 +31,6 @@ from recipes.text.lines import NOT_PRINTING
 PARALLEL, BACK_TRANSLATED, DISTILLED = "parallel", "back-translated", "distilled"  # the origins
 # Each search, and its flags of fairseq-rope translate. Edunov et al. 2018 (arXiv:1808.09381) compare them.
 SEARCHES = {"beam": [], "sampling": ["--sampling-topk", "0"], "top10": ["--sampling-topk", "10"]}
-SYMBOLS = ("<s>", "<pad>", "</s>", "<unk>")  # of fairseq's dictionaries
 
 
 def printing(lines: Iterable[str]) -> Iterator[str]:
@@ -138,8 +137,6 @@ def main(argv: Sequence[str] | None = None) -> None:
             raise InputError(f"--model {args.model}: translates {source} to {target}, which {args.tool} does not need")
         if is_back and not 0 < args.share <= 1:
             raise InputError(f"--share {args.share:g}: must be above 0, up to 1")
-        if is_back and (args.tag in SYMBOLS or args.tag.split() != [args.tag] * bool(args.tag)):
-            raise InputError(f"--tag {args.tag}: must be one word, and not a symbol of fairseq's dictionaries")
         args.output.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=f"{args.output.name}.", dir=args.output.parent) as folder:
             pairs = extract(args.train, *langs, Path(folder, "train"))

@@ -14,11 +14,11 @@ from pathlib import Path
 
 from subword_nmt import learn_bpe
 
-from fairseq_rope.errors import InputError, ending_in_one_sentence, refuse_output
+from fairseq_rope.errors import InputError, ending_in_one_sentence
 from fairseq_rope.files import written_whole
 from fairseq_rope.lines import chunks_of, count_lines, lines_of
 from fairseq_rope.text.subwords import read_bpe, read_sentencepiece
-from recipes.text.lines import Convert, available_cores, convert_file, progress
+from recipes.text.lines import Convert, convert_file, progress
 
 MIN_FREQUENCY = 2  # a rarer pair of symbols is not merged; subword-nmt's default
 PATH_LENGTH = 200  # bytes
@@ -78,9 +78,8 @@ def subword_nmt_converter(codes: str) -> Convert:
 def normalisation_rules() -> Iterator[str]:
     """What a SentencePiece model does with text before it splits it, as lines of ``normalization_rule_tsv``.
 
-    Blanks of all kinds and characters that do not print become spaces, and characters are composed (Unicode's NFC). The
-    few that NFC decomposes, such as the য় of Bengali, stay as they are. SentencePiece's own rules, nmt_nfkc, also
-    replace the ，！？ of Chinese and the ำ of Thai: a model could then not write them.
+    Blanks of all kinds and characters that do not print become spaces, and characters are composed (Unicode's NFC).
+    SentencePiece's own rules also replace the ，！？ of Chinese and the ำ of Thai, so no model can write them.
     """
 
     def code_points(text: str) -> str:
@@ -91,8 +90,6 @@ def normalisation_rules() -> Iterator[str]:
         spellings = {character} if composed != character else _other_spellings(character)
         if unicodedata.category(character) in ("Cc", "Cf", "Zs", "Zl", "Zp"):
             composed, spellings = " ", {character} - {" "}
-        elif len(composed) > 1:
-            continue
         yield from (f"{code_points(spelling)}\t{code_points(composed)}\n" for spelling in sorted(spellings))
 
 
@@ -156,14 +153,12 @@ def main(argv: Sequence[str] | None = None) -> None:
         flag(flag_of_model, required=True, dest="learnt", metavar="FILE", help="the output of learning")
         flag("--input", required=True, metavar="FILE", help="UTF-8 text, one sentence a line")
         flag("--output", required=True, metavar="FILE", help="the same lines in subwords")
-        flag("--workers", type=int, default=available_cores(), metavar="N", help="default: one for each core")
     args = parser.parse_args(argv)
     with ending_in_one_sentence("recipes.text.bpe"):
-        refuse_output(args.output)
         if args.tool in ("apply", "sentencepiece-encode"):
             converter = subword_nmt_converter if args.tool == "apply" else sentencepiece_converter
             make_converter = partial(converter, args.learnt)
-            convert_file(make_converter, args.input, args.output, args.workers, f"{args.tool} {args.input}")
+            convert_file(make_converter, args.input, args.output, f"{args.tool} {args.input}")
             return
         if args.tool == "learn":
             codes = learn(count_words(args.inputs), args.vocab_size)

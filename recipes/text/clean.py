@@ -4,7 +4,7 @@ import argparse
 from collections import Counter
 from collections.abc import Sequence
 
-from fairseq_rope.errors import InputError, ending_in_one_sentence, refuse_output
+from fairseq_rope.errors import InputError, ending_in_one_sentence
 from fairseq_rope.files import written_whole
 from fairseq_rope.lines import count_lines
 from fairseq_rope.text.languages import UNSPACED, language
@@ -90,14 +90,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     args = parser.parse_args(argv)
     langs = (args.source_lang, args.target_lang)
     with ending_in_one_sentence("recipes.text.clean"):
-        if bool(args.heldout) != bool(args.holdout_every):
-            raise InputError("--holdout-every N and --heldout PREFIX: must be given together")
-        if args.source_lang == args.target_lang or args.heldout == args.output:
-            raise InputError("--source-lang and --target-lang, --heldout and --output: must differ from each other")
         prefixes = (args.input, args.output, args.heldout)
         sources, outputs, heldout = ([f"{prefix}.{lang}" for lang in langs] if prefix else [] for prefix in prefixes)
-        for path in (*outputs, *heldout):
-            refuse_output(path, "--heldout" if path in heldout else "--output")
         unspaced = [language(lang) in UNSPACED for lang in langs]
         counts = clean(sources, outputs, heldout, args.max_words, args.max_ratio, args.holdout_every, unspaced)
         for name in ("read", "kept", "held out") if heldout else ("read", "kept"):

@@ -2,9 +2,9 @@
 
     python -m recipes.text.extract --source-lang en --target-lang de --output raw/train TEMPLATE …
 
-writes ``raw/train.en`` and ``raw/train.de``, one raw sentence a line, from all corpora in order. A template is ``PATH``
-or ``ARCHIVE:MEMBER``. In it, ``{lang}`` stands for the language and ``{side}`` for ``src`` or ``ref``. A file named
-``….en-de.tsv``, compressed or not, has both languages in columns, in the order of its name.
+writes ``raw/train.en`` and ``raw/train.de``, one sentence a line, composed (NFC), from all corpora in order. A template
+is ``PATH`` or ``ARCHIVE:MEMBER``. In it, ``{lang}`` stands for the language, ``{side}`` for ``src`` or ``ref``. A file
+named ``….en-de.tsv``, compressed or not, has both languages in columns, in the order of its name.
 
 With ``--documents``, blank lines separate documents. A blank line is also written between two files and between two
 ``<doc>`` elements of SGM. A line without a printing character counts as blank.
@@ -22,6 +22,7 @@ import os
 import re
 import sys
 import tarfile
+import unicodedata
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from itertools import count, dropwhile
@@ -156,7 +157,7 @@ def _write(place: Place, file: BinaryIO, documents: bool, bar: tqdm) -> tuple[in
             stripped = [line if NOT_PRINTING.sub("", line).strip() else "" for line in split(text)]
             boundaries += stripped.count("")
             text = "".join(line + "\n" for line in stripped)
-        file.write(text.encode("utf-8"))
+        file.write(unicodedata.normalize("NFC", text).encode("utf-8"))
         lines += text.count("\n")
         bar.update(text.count("\n"))
     if documents and not boundaries and _suffix(place) not in SGM:
@@ -178,10 +179,6 @@ def extract(
     are *references*, one for each template, the target comes from them.
     """
     langs, pairs = (source, target), 0
-    if source == target:
-        raise InputError(f"--target-lang {target}: must differ from --source-lang")
-    if references and len(references) != len(templates):
-        raise InputError(f"--reference {' '.join(references)}: must be as many as templates")
     sources = [places_of(template, *langs)[0] for template in templates]
     targets = [places_of(template, *langs)[1] for template in references or templates]
     for place in sources:

@@ -50,8 +50,6 @@ def read_manifest(path: Path) -> dict[str, Entry]:
             if not re.fullmatch(pattern, value):
                 raise InputError(f"{path}, line {number}: {column} is {value!r}, and must be {allowed}")
         name, size, known, url = row
-        if name in entries:
-            raise InputError(f"{path}, line {number}: {name} is listed twice")
         entries[name] = Entry(name, None if size == "-" else int(size), None if known == "-" else known, url)
     return entries
 

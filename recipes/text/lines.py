@@ -20,17 +20,12 @@ from tqdm import tqdm
 from fairseq_rope.errors import InputError
 from fairseq_rope.files import written_whole
 from fairseq_rope.lines import chunks_of, count_lines, lines_of, split
+from fairseq_rope.serving.ctranslate2_search import available_cores
 
 Convert = Callable[[list[str]], list[str]]  # takes and returns lines without their ends, in equal number
 # The characters that Moses' remove-non-printing-char.perl replaces by blanks, and two more that end lines in Python.
 NOT_PRINTING = regex.compile(r"[\p{C}\u2028\u2029]")
 SHARE = 1 << 20  # bytes of text for each process, at least: a process for less text takes longer to start than it saves
-
-
-def available_cores() -> int:
-    """The number of cores that this process may use."""
-    on_macos = not hasattr(os, "sched_getaffinity")
-    return os.cpu_count() or 1 if on_macos else len(os.sched_getaffinity(0))
 
 
 def pairs_of(paths: Sequence[str]) -> Iterator[Any]:
@@ -48,16 +43,14 @@ def progress(items: Iterable[Any] | None, total: int | None, title: str, unit: s
     return tqdm(items, total=total, desc=f"  {title}", unit=unit, unit_scale=True, mininterval=interval)
 
 
-def convert_file(make: Callable[[], Convert], source: str, target: str, workers: int, title: str) -> None:
-    """Write the lines of *source*, converted in up to *workers* processes, to *target* in their order.
+def convert_file(make: Callable[[], Convert], source: str, target: str, title: str) -> None:
+    """Write the lines of *source*, converted in a process for each core, to *target* in their order.
 
     A text of less than two times :data:`SHARE` bytes is converted in this process. Each process calls *make*, which
     must be picklable, for the function that converts. Raises an InputError also if the number of lines changed.
     """
-    if workers < 1:
-        raise InputError(f"--workers {workers}: must be at least 1")
     total, done = count_lines(source), 0
-    workers = min(workers, max(1, os.path.getsize(source) // SHARE))
+    workers = min(available_cores(), max(1, os.path.getsize(source) // SHARE))
     with written_whole(target) as (file,), progress(None, total, title) as bar:
         try:
             for lines in _in_order(make, source, workers):
@@ -66,8 +59,7 @@ def convert_file(make: Callable[[], Convert], source: str, target: str, workers:
                 done += text.count("\n")
                 bar.update(done - bar.n)
         except BrokenProcessPool:
-            problem = f"one of the {workers} processes was killed; if memory ran out, use fewer workers"
-            raise InputError(f"--workers {workers}: {problem}") from None
+            raise InputError(f"{source}: one of {workers} processes was killed; memory may have run out") from None
         if done != total:
             raise InputError(f"{source}: has {total} lines, and {target} would have {done}")
     print(f"{target}: {done} lines")

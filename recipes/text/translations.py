@@ -3,7 +3,7 @@
 import argparse
 from collections.abc import Sequence
 
-from fairseq_rope.errors import ending_in_one_sentence, refuse_output
+from fairseq_rope.errors import ending_in_one_sentence
 from fairseq_rope.files import written_whole
 from fairseq_rope.lines import count_lines, lines_of
 from fairseq_rope.text.generated import read_generated
@@ -17,7 +17,6 @@ def main(argv: Sequence[str] | None = None) -> None:
     flag("--output", required=True, metavar="FILE", help="one translation for each line of the source")
     args = parser.parse_args(argv)
     with ending_in_one_sentence("recipes.text.translations"):
-        refuse_output(args.output)
         generated = read_generated(lines_of(args.generated), args.generated)
         lines = generated.in_order(generated.detokenised, count_lines(args.source), args.source)
         with written_whole(args.output) as (file,):

@@ -38,8 +38,10 @@ case $tool in
             average*)
                 last=$(ls ${files[0]}/checkpoint[0-9]*.pt | sort -V | tail -n 2)
                 { echo "$flags"; tail -n 1 -q $last; } | digest >$output ;;
-            score*) printf '{"systems": [{"metrics": [{"name": "sacreBLEU", "score": %d, "signature": "s"}]}]}' \
-                $((16#$(cat "${files[@]}" | digest | cut -c 1-4))) ;;
+            score*)
+                printf '{"references": [{"sacreBLEU_after_moses": %s}], ' ${CEILING:-99.5}
+                printf '"systems": [{"metrics": [{"name": "sacreBLEU", "score": %d, "signature": "s"}]}]}' \
+                    $((16#$(cat "${files[@]}" | digest | cut -c 1-4))) ;;
             export*) mkdir $output; { echo "$flags"; cat ${files[0]}; } | digest >$output/model.bin ;;
         esac ;;
     *) lines "$({ echo "$flags"; cat "${files[@]}"; } | digest)" >$output ;;
@@ -52,7 +54,6 @@ set -euo pipefail
 prefixes=() ; while [ $# -gt 0 ]; do case $1 in --trainpref|--validpref|--testpref) prefixes+=($2) ;; esac; shift; done
 for prefix in "${prefixes[@]}"; do for lang in en de; do
     cat $prefix.$lang | sha256sum | cut -c 1-16 >>data.$lang; cp data.$lang dict.$lang.txt
-    echo "| [$lang] $prefix.$lang: $(wc -l <$prefix.$lang) sents, 9 tokens" >>preprocess.log
 done; done
 """
 

@@ -19,7 +19,7 @@ from tests.commands import ENVIRONMENT, ROOT
 # Models that have hardly trained write to the limit, which takes time. The precision depends on the machine.
 SMALL = (
     *("vocab_size=250", "layers=1", "width=32", "ffn_width=32", "heads=2", "max_epochs=1", "average_checkpoints=1"),
-    *("max_len_b=10", "generate_flags=--max-len-a=0", "precision=fp32", "gpus=0", "disk_gb=0", "memory_gb=0"),
+    *("max_len_b=10", "generate_flags=--max-len-a=0", "precision=fp32", "gpus=0", "disk_gb=0"),
 )
 
 

@@ -145,13 +145,6 @@ def test_the_separator_is_one_token_of_each_tool_and_comes_back(tmp_path, lang):
     assert read_sentencepiece(str(tmp_path / "model")).decode(pieces.split()) == line
 
 
-def test_a_translation_with_other_separators_has_as_many_sentences():
-    for line, number, expected in (
-        ("a. ‖ b.", 3, (["a.", "b.", ""], -1)), ("a‖ b ‖ c", 2, (["a", "b c"], 1)), ("", 2, (["", ""], -1)),
-    ):  # fmt: skip
-        assert join_and_score.divided(line, number) == expected
-
-
 def score(folder, *flags, references=("out.sentences.de",), **files):
     for name, lines in files.items():
         write_lines(folder / NAMES[name], lines)
@@ -171,7 +164,7 @@ def test_sentences_and_documents_are_scored_as_by_sacrebleu(tmp_path, capsys):
     assert read_lines(tmp_path / "hyp.sentences") == sentences and read_lines(tmp_path / "hyp.documents") == documents
     of_documents = [[" ".join(side[:3]), " ".join(side[3:])] for side in (references, others)]
     printed = capsys.readouterr().out
-    assert re.match(r"1 of 3 .* 1 ", printed) and "nrefs:2" in printed and "tok:13a" in printed
+    assert printed.startswith("2 of 3 ") and "nrefs:2" in printed and "tok:13a" in printed
     assert f"2 documents: {sacrebleu.corpus_bleu(documents, of_documents).score:.2f}\n" in printed
     assert f"5 sentences: {sacrebleu.corpus_bleu(sentences, [references, others]).score:.2f}\n" in printed
 
@@ -182,7 +175,6 @@ def test_files_that_do_not_fit_are_refused(tmp_path):
         ({"translations": ["a"]}, "out.de: .* 1 .* 2 "),
         ({"sentences": ["a", "b"]}, "out.sentences.de: .* 2 .* 3 "),
         ({"table": ["1\t2\t1"]}, "out.segments.tsv, line 1: "),
-        ({"table": [HEADER, "1\t2\t1", "3\t1\t1"]}, "out.segments.tsv, line 3: "),
     ):
         with pytest.raises(SystemExit, match=f"^recipes.documents.join_and_score: .*{values}"):
             score(tmp_path, **fitting | files)

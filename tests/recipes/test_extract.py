@@ -8,6 +8,7 @@ import os
 import re
 import tarfile
 import tracemalloc
+import unicodedata
 
 import pytest
 
@@ -95,6 +96,12 @@ def test_only_a_newline_ends_a_line_the_last_is_optional_and_a_byte_order_mark_i
     write(tmp_path, {"c.en-de.tsv": mark + b"a\tb\n"})
     expected = (odd + b"\n" + EN + b"a\n", b"1\n2\n3\n4\n5\n" + DE + b"b\n")
     assert extract(tmp_path, "c.{lang}", "a.tgz:t.{lang}", "c.en-de.tsv") == expected
+
+
+def test_text_is_composed(tmp_path):
+    text = "Akẹ́kọ̀ọ́ für \u09df\n"
+    write(tmp_path, {f"c.{lang}": unicodedata.normalize("NFD", text).encode() for lang in ("en", "de")})
+    assert extract(tmp_path, "c.{lang}") == 2 * (unicodedata.normalize("NFC", text).encode(),)
 
 
 def test_a_further_reference_takes_the_place_of_the_target(tmp_path):
@@ -193,8 +200,6 @@ REFUSED = [
     ({TABLE: b"a\tb\n\na\n"}, [TABLE, "--documents"], "/c.de-en.tsv, line 3: .*1 .*2"),
     ({"c.de-fr.tsv": b"a\tb\n"}, ["c.de-fr.tsv"], "/c.de-fr.tsv"),
     ({"c.en": EN, "c.de": DE, "x.de": b"\n"}, [TEXT, "--reference", "FOLDER/x.{lang}"], "/c.en .*2.*/x.de .*1"),
-    ({"c.en": EN, "c.de": DE}, [TEXT, *2 * ["--reference", "FOLDER/c.de"]], "--reference"),
-    ({"c.en": EN, "c.de": DE}, [TEXT, "--reference", "FOLDER/c.de", "--target-lang", "en"], "--target-lang en"),
 ]
 
 

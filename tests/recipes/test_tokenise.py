@@ -55,7 +55,7 @@ def run(*words):
 def tokenise(tmp_path, lines_, *flags, lang="en"):
     """The lines that the tool writes for *lines_*."""
     source = write_lines(tmp_path / "in", lines_)
-    run("--lang", lang, "--input", source, "--output", tmp_path / "out", "--workers", 1, *flags)
+    run("--lang", lang, "--input", source, "--output", tmp_path / "out", *flags)
     return read_lines(tmp_path / "out")
 
 
@@ -85,6 +85,25 @@ def test_any_text_keeps_its_lines(tmp_path_factory, text):
     assert len(tokenise(folder, text)) == len(text)
 
 
+@pytest.mark.parametrize(
+    "text, share",
+    [
+        (["Akẹ́kọ̀ọ́ ń lọ.", "Ó wá."], "50.0%"),
+        (["मैं घर जा रहा हूँ।"], "100.0%"),
+        (["كيف حالك؟", "نعم"], "50.0%"),
+        (["I ❤\ufe0f you"], "100.0%"),
+        ([*CLEAN["de"], "Tiếng Việt?"], None),
+        (["yes"] * 100 + ["за́мок"], None),
+    ],
+)
+def test_the_share_of_lines_that_moses_breaks_is_printed(tmp_path, capsys, text, share):
+    tokenise(tmp_path, text)
+    printed = capsys.readouterr().out
+    assert f"{share} " in printed and "bpe=sentencepiece" in printed if share else "%" not in printed
+    tokenise(tmp_path, text, "--no-tokeniser")
+    assert "%" not in capsys.readouterr().out
+
+
 def test_two_processes_write_the_same_as_one(tmp_path, monkeypatch):
     monkeypatch.setattr(lines, "SHARE", 1)
     text = [f"{n}. {line}" for n in range(230) for line in CLEAN["en"] + DIRTY_LINES]
@@ -92,7 +111,8 @@ def test_two_processes_write_the_same_as_one(tmp_path, monkeypatch):
     assert os.path.getsize(tmp_path / "in") > 2 * CHUNK_BYTES
     for workers in (1, 2):
         out = tmp_path / f"out{workers}"
-        run("--lang", "en", "--input", tmp_path / "in", "--output", out, "--workers", workers, "--no-tokeniser")
+        monkeypatch.setattr(lines, "available_cores", lambda workers=workers: workers)
+        run("--lang", "en", "--input", tmp_path / "in", "--output", out, "--no-tokeniser")
     assert read_lines(tmp_path / "out1") == read_lines(tmp_path / "out2") == [blanked(line) for line in text]
 
 
@@ -115,12 +135,12 @@ def test_chunks_join_to_the_file_and_end_at_line_ends(tmp_path_factory, contents
         ("latin", "out", 1, "FOLDER/latin, line 9001: .*0xf6"),
         ("latin", "out", 2, "FOLDER/latin, line 9001: .*0xf6"),
         ("none", "out", 1, "FOLDER/none"),
-        ("in", "no/out", 1, "--output FOLDER/no/out"),
-        ("in", "out", 0, "--workers 0"),
+        ("in", "no/out", 1, "FOLDER/no/out"),
     ],
 )
 def test_bad_input_is_refused_and_an_earlier_output_stays(tmp_path, monkeypatch, source, out, workers, values):
     monkeypatch.setattr(lines, "SHARE", 1)
+    monkeypatch.setattr(lines, "available_cores", lambda: workers)
     (tmp_path / "empty").write_bytes(b"")
     # The wrong byte is in the second chunk. A CR does not end a line.
     (tmp_path / "latin").write_bytes(b"a line\r of text\n" * 9000 + "Größe\n".encode("latin-1"))
@@ -128,14 +148,14 @@ def test_bad_input_is_refused_and_an_earlier_output_stays(tmp_path, monkeypatch,
     (tmp_path / "out").write_text("of an earlier run")
     paths = ["--input", tmp_path / source, "--output", tmp_path / out]
     with pytest.raises(SystemExit, match="^recipes.text.tokenise: " + values.replace("FOLDER", str(tmp_path))):
-        run("--lang", "en", "--no-tokeniser", *paths, "--workers", workers)
+        run("--lang", "en", "--no-tokeniser", *paths)
     assert (tmp_path / "out").read_text() == "of an earlier run" and not (tmp_path / "out.tmp").exists()
 
 
 def test_a_changed_number_of_lines_is_refused(tmp_path):
     source = write_lines(tmp_path / "in", ["a", "b"])
     with pytest.raises(InputError, match="in: .*2 .*in2 .*4"):
-        lines.convert_file(lambda: lambda some: [f"{line}\n" for line in some], source, source + "2", 1, "")
+        lines.convert_file(lambda: lambda some: [f"{line}\n" for line in some], source, source + "2", "")
     assert [path.name for path in tmp_path.iterdir()] == ["in"]
 
 
@@ -143,8 +163,9 @@ def test_a_changed_number_of_lines_is_refused(tmp_path):
 def at_work(tmp_path):
     """The tool in the middle of a long text, and its two worker processes."""
     source, part = write_lines(tmp_path / "in", CLEAN["en"] * 15000), tmp_path / "out.tmp"
-    words = ["--lang", "en", "--input", source, "--output", tmp_path / "out", "--workers", 2]
-    process = start_tool(*words, start_new_session=True)
+    two = sorted(os.sched_getaffinity(0))[:2]
+    words = ["--lang", "en", "--input", source, "--output", tmp_path / "out"]
+    process = start_tool(*words, start_new_session=True, preexec_fn=lambda: os.sched_setaffinity(0, two))
     while not part.exists() or part.stat().st_size == 0:
         assert process.poll() is None, process.communicate(timeout=LIMIT)
         time.sleep(0.05)
@@ -175,7 +196,7 @@ def test_a_stopped_run_leaves_no_process_and_no_output(at_work, tmp_path, killed
         os.kill(int(children[0]), signal.SIGKILL)
     _, err = process.communicate(timeout=LIMIT)
     assert process.returncode == {"interrupted": 130, "a worker": 1}[killed] and "Traceback" not in err
-    assert killed != "a worker" or "--workers 2" in err.splitlines()[-1]
+    assert killed != "a worker" or f"{tmp_path}/in: " in err.splitlines()[-1]
     deadline = time.monotonic() + 20
     while any(map(is_alive, children)):
         assert time.monotonic() < deadline

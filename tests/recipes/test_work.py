@@ -120,7 +120,7 @@ def test_another_setting_makes_a_folder_beside_the_old_one_and_the_screen_says_w
     run(place)
     assert len(epochs(place)) == 2
     capsys.readouterr()
-    of_the_machine = ["tokens_per_device=512", "disk_gb=0.001", "memory_gb=0.1"]
+    of_the_machine = ["tokens_per_device=512", "disk_gb=0.001"]
     run(place, *of_the_machine)
     assert "== " not in capsys.readouterr().out, "all steps are finished"
     run(place, "learning_rate=0.002")
@@ -143,6 +143,8 @@ def test_a_longer_training_continues_the_shorter_one_in_a_moved_folder_too_and_w
     assert score == run(place, work="other")
     with pytest.raises(SystemExit):
         main(words(place, "max_epochs=3"))  # its checkpoints are deleted
+    with pytest.raises(SystemExit):
+        run(place, "average_checkpoints=1")  # of epoch 2
     shutil.move(place / "work", place / "elsewhere")
     shutil.rmtree(place / "data")
     (place / "data").mkdir()
@@ -158,6 +160,16 @@ def test_one_more_test_set_trains_nothing_and_has_a_score_of_its_own(place):
     assert list(model) == ["test", "news"] and model["test"] != model["news"]
     table = (place / "work" / "models.md").read_text()
     assert "sacreBLEU test" in table and "sacreBLEU news" in table
+
+
+def test_the_score_of_the_reference_after_moses_is_beside_a_score_if_it_is_low(place, capsys, monkeypatch):
+    """A model that is trained on Moses' tokens cannot have a higher score."""
+    for number, (more, ceiling, is_shown) in enumerate(
+        [([], "14.46", True), ([], "99", False), (["bpe=sentencepiece"], "14.46", False)]
+    ):
+        monkeypatch.setenv("CEILING", ceiling)
+        run(place, *more, work=f"work{number}")
+        assert ("14.46" in capsys.readouterr().out.splitlines()[-1]) == is_shown
 
 
 def test_systems_share_the_preparation_and_a_training_of_the_same_settings(place):
@@ -198,7 +210,7 @@ def test_the_lowest_loss_of_a_sweep_chooses_for_the_other_seeds(place):
     flags = [f"systems={place / 'systems.yaml'}", "seeds=2"]
     main(words(place, *flags, "--run", "7", "--until", "average"))  # system b, seed 2: with all it needs
     plan = command(place, *flags).plan
-    assert [run.title for run in plan.runs][-1] == "b, seed 2" and plan.chosen("b") == 1e-3
+    assert [run.title for run in plan.runs][-1] == "b, seed 2" and plan.chosen("b") == "1e-3"
     records = [record["settings"] for record in plan.corpus.work.records("train").values()]
     trained = sorted((one["seed"], one["learning_rate"]) for one in records)
     assert trained == [(1, 1e-3), (1, 2e-3), (1, 3e-3), (2, 1e-3)]

@@ -1,6 +1,7 @@
 """fairseq_rope/text: languages, Moses' tokens, signs of tokenisation and subwords, fairseq-generate's output."""
 
 import re
+import unicodedata
 from argparse import Namespace
 
 import pytest
@@ -142,6 +143,11 @@ def test_another_code_of_a_language_has_the_rules_of_moses_for_the_language():
     exported = Tokeniser("", {"moses": {"source": "kor", "target": "en", "dash_splits": False}, "subwords": None})
     text = "한국어 문장입니다."
     assert of_fairseq.encode(text) == "한국어 문장입니다 ." == " ".join(exported.tokens(text))
+
+
+def test_an_exported_model_composes_text_before_moses_as_the_recipes_do():
+    exported = Tokeniser("", {"moses": {"source": "de", "target": "de", "dash_splits": False}, "subwords": None})
+    assert exported.tokens(unicodedata.normalize("NFD", "Größe")) == ["Größe"]
 
 
 @pytest.mark.parametrize("code", ["fr", "fr-CA", "fr_CA", "fr_XX"])

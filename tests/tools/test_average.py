@@ -109,8 +109,12 @@ def test_fewer_checkpoints_than_requested_are_refused(tmp_path, capsys):
     save(tmp_path, "checkpoint1.pt", {"w": torch.ones(1)})
     message = refuse(capsys, tmp_path, "--num-epoch-checkpoints", "5")
     assert "--num-epoch-checkpoints 5: " in message and "has only 1 checkpoints (checkpoint1.pt)" in message
+    assert "--num-update-checkpoints" not in message
     message = refuse(capsys, tmp_path, "--num-update-checkpoints", "2")
     assert "--num-update-checkpoints 2: " in message and "has only 0 checkpoints (none)" in message
+    assert "--num-epoch-checkpoints" in message
+    (tmp_path / "checkpoint1.pt").rename(tmp_path / "checkpoint_1_500.pt")
+    assert "--num-update-checkpoints" in refuse(capsys, tmp_path, "--num-epoch-checkpoints", "1")
 
 
 def test_differing_keys_and_shapes_are_refused_by_name(tmp_path, capsys):
