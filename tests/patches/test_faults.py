@@ -384,6 +384,7 @@ def test_a_full_disk_is_reported_and_training_resumes_from_the_good_checkpoints(
     assert "Loaded checkpoint" in log and (copy / "checkpoint3.pt").exists()
 
 
+@pytest.mark.slow
 def test_a_training_with_nan_names_the_module(data_bin, tmp_path):
     """A learning rate of 1e30 makes NaN of the weights, and fairseq searches the module in which it begins."""
     flags = ["--lr", "1e30", "--max-update", 4, "--clip-norm", 1, "--max-tokens", 200]

@@ -73,6 +73,7 @@ def test_each_file_of_patches_is_in_the_list():
     assert files == {module.__file__ for module in patches.MODULES}
 
 
+@pytest.mark.slow
 def test_the_patches_know_nothing_of_the_plugins_models():
     sources = [path.read_text() for path in (PLUGIN / "patches").rglob("*.py")]
     assert not any(re.search("transformer_rope|rotary", source) for source in sources)
@@ -887,6 +888,7 @@ def test_the_plugin_registers_in_any_order_of_imports():
     assert in_a_process(EACH.format(cases=cases)) == "", "these register no plugin"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "version, message",
     [
@@ -923,6 +925,7 @@ def test_each_module_can_be_imported_first():
     assert in_a_process(EACH.format(cases=cases)) == "", "these fail, or load fairseq and apply no patches"
 
 
+@pytest.mark.slow
 def test_modules_that_do_not_need_fairseq_import_without_it():
     tools = (path.stem for path in (PLUGIN / "tools").glob("[a-z]*.py"))
     modules = ["errors", "__main__", "positions.rotary", *(f"tools.{tool}" for tool in tools)]

@@ -86,6 +86,7 @@ def run(model, tmp_path, monkeypatch):
     return run
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("jobs", [1, 2, 3])
 def test_the_output_equals_that_of_one_process_without_parts(model, tmp_path, monkeypatch, jobs):
     monkeypatch.delattr(signal, "SIGPIPE")
@@ -190,6 +191,7 @@ def files(model, tmp_path_factory):
     return inputs, outputs(folder / "out")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("whose", ["command", "process"])
 @pytest.mark.parametrize("sent, status", [(signal.SIGKILL, -9), (signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_after_kills_at_random_moments_the_same_command_continues(model, tmp_path, files, whose, sent, status):

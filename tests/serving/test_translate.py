@@ -364,6 +364,7 @@ def test_a_long_line_is_not_truncated(build, task, tmp_path):
     assert one != other
 
 
+@pytest.mark.slow
 def test_the_command_ends_quietly_when_the_reader_of_its_output_stops(model, sources):
     with command(model) as process:
         process.stdout.close()
@@ -445,7 +446,9 @@ def test_available_lines_are_translated_while_more_arrive(pipe):
         ended.set()
 
 
-@pytest.mark.parametrize("sent, status", [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(
+    "sent, status", [pytest.param(signal.SIGINT, 130, marks=pytest.mark.slow), (signal.SIGTERM, 143)]
+)
 def test_a_signal_ends_the_command_without_a_traceback_or_an_output(model, sources, tmp_path, sent, status):
     with command(model, "--output", tmp_path / "out", "--nbest", 1) as process:
         process.stdin.write(sources[0] + "\n")
@@ -604,6 +607,7 @@ def test_the_output_is_written_atomically(model, sources, tmp_path, monkeypatch,
     assert (tmp_path / "link").is_symlink() and len(list(tmp_path.iterdir())) == 3
 
 
+@pytest.mark.slow
 def test_the_class_needs_neither_torch_nor_fairseq(model, tmp_path):
     (tmp_path / "packages").mkdir()
     for path in Path(sysconfig.get_paths()["purelib"]).iterdir():

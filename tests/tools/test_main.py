@@ -144,42 +144,46 @@ def test_an_import_error_of_a_package_that_is_not_missing_is_printed(error, sent
         raise error
 
 
-@pytest.fixture
-def printing(tmp_path):
-    """Commands that print."""
+# Tools that print, and PYTHONUNBUFFERED; an empty value has no effect
+PRINTING = pytest.mark.parametrize(
+    "tool, unbuffered",
+    [("score", ""), *(pytest.param(*row, marks=pytest.mark.slow) for row in (("average", "1"), ("--user-dir", "")))],
+)
+
+
+def run_into(stdout, tool, unbuffered, tmp_path):
+    """Run *tool* with *stdout* as its standard output."""
     text, checkpoint = tmp_path / "test.de", tmp_path / "model.pt"
     text.write_text("ein Haus\n")
     torch.save({"model": {"w": torch.ones(1)}}, checkpoint)
-    score = ["score", "--sys", text, "--ref", text, "--target-lang", "de"]
-    average = ["average", "--inputs", checkpoint, "--output", tmp_path / "average.pt"]
-    return [[sys.executable, "-m", "fairseq_rope", *words] for words in (score, average, ["--user-dir"])]
-
-
-def run_into(stdout, command, unbuffered):
-    env = {**os.environ, "PYTHONUNBUFFERED": unbuffered}  # an empty value has no effect
+    flags = {
+        "score": ["--sys", text, "--ref", text, "--target-lang", "de"],
+        "average": ["--inputs", checkpoint, "--output", tmp_path / "average.pt"],
+    }
+    command = [sys.executable, "-m", "fairseq_rope", tool, *flags.get(tool, [])]
+    env = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
     pipe = subprocess.PIPE
     return subprocess.run(command, cwd=ROOT, env=env, stdout=stdout, stderr=pipe, text=True, timeout=LIMIT)
 
 
-@pytest.mark.parametrize("unbuffered", ["", "1"])
-def test_a_tool_whose_output_nobody_reads_ends_without_a_message(printing, unbuffered):
-    for command in printing:
-        reader, writer = os.pipe()
-        os.close(reader)
-        done = run_into(writer, command, unbuffered)
-        os.close(writer)
-        assert (done.returncode, done.stderr) == (141, "")
+@PRINTING
+def test_a_tool_whose_output_nobody_reads_ends_without_a_message(tool, unbuffered, tmp_path):
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = run_into(writer, tool, unbuffered, tmp_path)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (141, "")
 
 
-@pytest.mark.parametrize("unbuffered", ["", "1"])
-def test_a_tool_that_cannot_write_its_output_says_why(printing, unbuffered):
-    for command in printing:
-        with open("/dev/full", "w") as full:
-            done = run_into(full, command, unbuffered)
-        tool = "" if command[3] == "--user-dir" else f" {command[3]}"
-        assert (done.returncode, done.stderr) == (1, f"fairseq-rope{tool}: No space left on device\n")
+@PRINTING
+def test_a_tool_that_cannot_write_its_output_says_why(tool, unbuffered, tmp_path):
+    with open("/dev/full", "w") as full:
+        done = run_into(full, tool, unbuffered, tmp_path)
+    program = "fairseq-rope" if tool == "--user-dir" else f"fairseq-rope {tool}"
+    assert (done.returncode, done.stderr) == (1, f"{program}: No space left on device\n")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ignored", [True, False])
 def test_a_tool_that_nohup_starts_goes_on_after_the_terminal_is_closed(ignored):
     code = (
@@ -251,6 +255,7 @@ def test_a_truncated_checkpoint_is_named_as_such(tmp_path, capsys, kept):
     assert [path.name for path in tmp_path.iterdir()] == ["cut.pt"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("encoding", ["latin-1", "ascii"])
 def test_scores_are_printed_where_the_output_has_no_dash(tmp_path, encoding):
     lines = "Das ist ein Satz für alle.\nUnd das ist noch einer.\n"
