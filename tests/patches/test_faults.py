@@ -80,7 +80,10 @@ def test_training_killed_five_times_has_the_losses_and_weights_of_an_uninterrupt
     assert not list(folder.glob("*.tmp"))
 
 
-@pytest.mark.parametrize("arch, in_shards", [("transformer_rope_tiny", False), ("transformer_tiny", True)])
+@pytest.mark.parametrize(
+    "arch, in_shards",
+    [("transformer_rope_tiny", False), pytest.param("transformer_tiny", True, marks=pytest.mark.slow)],
+)
 def test_training_resumed_within_an_epoch_continues_with_the_next_batches(data_bin, tmp_path, arch, in_shards):
     if in_shards:
         shutil.copytree(data_bin, tmp_path / "other")
