@@ -904,7 +904,8 @@ def test_a_model_with_overrides_translates_as_fairseq_interactive_with_them(
     overrides = "{'rope_scaling': {'rope_type': 'linear', 'factor': 4}}"
     flags = ["--path", trained / "checkpoint_last.pt", "--data", data_bin, "--output", tmp_path / "served"]
     export.main(list(map(str, [*flags, "--model-overrides", overrides])))
-    expected = [text for *_, text in interactive(tuple(sources), "--model-overrides", overrides)]
+    few = tuple(sources[:4])  # with these overrides, the model writes the longest possible translations
+    expected = [text for *_, text in interactive(few, "--model-overrides", overrides)]
     with Translator(tmp_path / "served") as translator:
-        assert translator.translate(sources) == expected
-    assert expected != [text for *_, text in interactive(tuple(sources))]
+        assert translator.translate(few) == expected
+    assert expected != [text for *_, text in interactive(few)]

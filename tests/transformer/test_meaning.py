@@ -54,12 +54,13 @@ def test_the_compared_options_are_those_that_change_the_output_of_the_same_weigh
 
     changing = set()
     for arch, model in (("transformer_rope_tiny", "transformer_rope"), ("transformer_tiny", "transformer")):
+        one = build(arch)
+        weights = one.state_dict()
         for name in sorted(flags[model] & set(OTHER_VALUES)):
             if name == "adaptive_softmax_cutoff" or (name.endswith("learned_pos") and "rope" in arch):
                 continue  # another form of output, or refused
             extra = {"decoder_embed_dim": 32} if name == "encoder_embed_dim" else {}
-            one, other = build(arch), build(arch, **{name: OTHER_VALUES[name]}, **extra)
-            weights = one.state_dict()
+            other = build(arch, **{name: OTHER_VALUES[name]}, **extra)
             if {n: w.shape for n, w in weights.items()} == {n: w.shape for n, w in other.state_dict().items()}:
                 other.load_state_dict(weights)
                 if not torch.equal(output(one), output(other)):
