@@ -480,7 +480,7 @@ class Wrapper(torch.nn.Module):
             return getattr(super().__getattr__("wrapped"), name)
 
 
-@pytest.mark.parametrize("wrap", [Wrapper, torch.compile])
+@pytest.mark.parametrize("wrap", [Wrapper, pytest.param(torch.compile, marks=pytest.mark.slow)])
 def test_a_wrapped_model_is_searched_like_the_model(model, sample, wrap):
     expected, _ = search(model, sample)
     assert_same(search_both_ways(wrap(model), sample), expected)
