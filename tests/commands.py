@@ -50,12 +50,9 @@ def default_signals():
         signal.signal(number, signal.SIG_DFL)
 
 
-def run_program(*words, check=True, timeout=LIMIT, programs=BIN, **kwargs):
-    """Run a program of this environment as a user does. Returns the finished process.
-
-    *programs* can be the folder of tests/forked_programs.py.
-    """
-    command = [f"{programs}/{words[0]}", *(str(word) for word in words[1:])]
+def run_program(*words, check=True, timeout=LIMIT, **kwargs):
+    """Run a program of this environment as a user does. Returns the finished process."""
+    command = [f"{BIN}/{words[0]}", *(str(word) for word in words[1:])]
     done = subprocess.run(command, capture_output=True, text=True, env=ENVIRONMENT, timeout=timeout, **kwargs)
     if check and done.returncode != 0:
         raise AssertionError(f"{' '.join(command)}\n{done.stdout}\n{done.stderr}")

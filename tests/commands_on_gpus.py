@@ -8,7 +8,6 @@ import subprocess
 import pytest
 import torch
 
-from tests import forked_programs
 from tests.commands import BIN, ENVIRONMENT, LIMIT, ROOT, training
 
 SIMULATED = str(ROOT / "tests" / "simulated_gpu")
@@ -35,20 +34,13 @@ def environment(gpus):
     return {**ENVIRONMENT, **more, "PATH": f"{BIN}:{os.environ['PATH']}"}
 
 
-def run_on_gpus(gpus, *words, is_forked=False, **kwargs):
-    """Run a program of this environment on *gpus* GPUs. Returns its output and its log.
-
-    If *is_forked*, the program is one of tests/forked_programs.py; if it is python, the commands of the recipe are.
-    """
+def run_on_gpus(gpus, *words, **kwargs):
+    """Run a program of this environment on *gpus* GPUs. Returns its output and its log."""
     if REAL_GPU and gpus > torch.cuda.device_count():
         pytest.skip(f"needs {gpus} GPUs, and this machine has {torch.cuda.device_count()}")
-    programs, variables = BIN, environment(gpus)
-    if is_forked and not REAL_GPU:  # CUDA does not survive a fork
-        variables["FORKED_PROGRAMS"] = forked_programs.folder(gpus)
-        programs = BIN if words[0] == "python" else variables["FORKED_PROGRAMS"]
-    command = [f"{programs}/{words[0]}", *(str(word) for word in words[1:])]
+    command = [f"{BIN}/{words[0]}", *(str(word) for word in words[1:])]
     kwargs = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "timeout": LIMIT, **kwargs}
-    done = subprocess.run(command, env=variables, **kwargs)
+    done = subprocess.run(command, env=environment(gpus), **kwargs)
     assert done.returncode == 0, f"{' '.join(command)}\n{done.stdout}"
     return done.stdout
 

@@ -161,7 +161,7 @@ def test_shards_divide_the_sentences(search):
     assert first | second == everything
 
 
-@pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.parametrize("size", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_no_hypothesis_repeats_words(search, size):
     repeats = {}
     for n in (0, size):

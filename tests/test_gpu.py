@@ -128,6 +128,7 @@ def test_the_layers_of_a_fast_search_share_their_masks(name):
             assert all(mask is of_self[0] for mask in of_self)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("of_user, expected", [(None, "1"), ("0", "0")])
 def test_the_plugin_puts_cudnns_attention_last_unless_the_user_decides(of_user, expected):
     variable = "TORCH_CUDNN_SDPA_DEPRIORITIZED"

@@ -46,7 +46,10 @@ fairseqs_errors = functools.cache(lambda dtype, tokens: errors({}, "transformer"
 
 @pytest.mark.parametrize(
     "dtype, tokens",
-    [(torch.bfloat16, 128), (torch.float16, 128), pytest.param(torch.bfloat16, 2048, marks=pytest.mark.slow)],
+    [
+        (torch.bfloat16, 128),
+        *(pytest.param(*row, marks=pytest.mark.slow) for row in ((torch.float16, 128), (torch.bfloat16, 2048))),
+    ],
 )
 @pytest.mark.parametrize("name", MODELS)
 def test_16_bits_are_as_exact_as_in_fairseqs_attention_times_a_factor(name, dtype, tokens):

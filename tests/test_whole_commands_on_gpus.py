@@ -1,7 +1,4 @@
-"""fairseq's programs from start to end on one simulated GPU (tests/simulated_gpu) or a real one, beside the CPU.
-
-Each program starts at least once as a user starts it. Most others are forked (tests/forked_programs.py).
-"""
+"""fairseq's programs from start to end on one simulated GPU (tests/simulated_gpu) or a real one, beside the CPU."""
 
 import shutil
 from statistics import mean
@@ -82,7 +79,7 @@ def test_a_gpu_trains_and_resumes_with_the_losses_of_the_cpu(
     on_the_cpu, data_bin, tmp_path, flags, computes, weights, optimizer, has_copies
 ):
     def train(folder):
-        return run_on_gpus(1, *training_on_gpus(data_bin, folder, *flags.split()), is_forked=True)
+        return run_on_gpus(1, *training_on_gpus(data_bin, folder, *flags.split()))
 
     log = train(tmp_path / "gpu")
     assert "training on 1 devices (GPUs/TPUs)" in log and min(logged(log, "gb_free")) > 0
@@ -104,7 +101,7 @@ def test_a_gpu_trains_and_resumes_with_the_losses_of_the_cpu(
 @pytest.mark.nightly
 def test_a_gpu_continues_the_training_of_a_cpu_and_a_cpu_that_of_a_gpu(on_the_cpu, data_bin, tmp_path):
     def on_gpu(folder):
-        return run_on_gpus(1, *training_on_gpus(data_bin, folder), is_forked=True)
+        return run_on_gpus(1, *training_on_gpus(data_bin, folder))
 
     def on_cpu(folder):
         return call(*training(data_bin, folder, *STEADY, "--max-epoch", EPOCHS))
@@ -131,7 +128,7 @@ def test_programs_compute_on_a_gpu_what_they_compute_on_the_cpu(flag, computes, 
     }
     printed = {}
     for program, words in commands.items():
-        on_gpu = run_on_gpus(1, program, *words, *flag.split(), is_forked=flag != "")
+        on_gpu = run_on_gpus(1, program, *words, *flag.split())
         assert types_of_numbers(on_gpu) == {computes}
         printed[program] = on_gpu, call(program, *words, "--cpu")
     of_gpu, of_cpu = (logged(each, "test_loss") for each in printed["fairseq-validate"])
@@ -155,7 +152,7 @@ def test_a_recipe_uses_as_many_gpus_as_its_setting_says_in_a_job_of_slurm_too(gp
     words = [f"data={small_corpus(60)}", f"work={tmp_path}", f"gpus={gpus}", f"precision={precision}"]
     run_on_gpus(
         gpus, "python", "-m", "recipes", "demo", *SMALL, *words, "export_quantization=float32", "--until", "export",
-        cwd=ROOT, is_forked=True,
+        cwd=ROOT,
     )  # fmt: skip
     log = one(tmp_path, "train-*/log").read_text()
     assert f"training on {gpus} devices (GPUs/TPUs)" in log

@@ -17,6 +17,7 @@ from fairseq_rope.positions.scaling import RopeScaling
 from tests.commands import PLUGIN, ROOT, call, run_program, training
 
 
+@pytest.mark.slow
 def test_the_documented_encoding_refuses_a_value_in_one_line(data_bin, tmp_path):
     (code,) = re.findall(
         r"```python\n# my_positions/__init__\.py\n(.*?)```", (ROOT / "docs/encodings.md").read_text(), re.S

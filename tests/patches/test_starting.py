@@ -59,9 +59,7 @@ def test_a_training_that_starts_from_one_that_has_ended_trains(data_bin, start, 
                          ("--patience", "3 validations had no better loss, and --patience is 1")):  # fmt: skip
         before = old.read_bytes()
         output = train(data_bin, old.parent, flag, 1, "--max-epoch", 9)
-        named = train(
-            data_bin, old.parent, flag, 1, "--max-epoch", 9, "--restore-file", f"{old.parent}/../old/{old.name}"
-        )
-        assert f"has already ended: {reason}" in named
         assert f"the training in --save-dir {old.parent} has already ended: {reason}" in output
         assert old.read_bytes() == before
+    named = ["--restore-file", f"{old.parent}/../old/{old.name}"]
+    assert f"has already ended: {reason}" in train(data_bin, old.parent, flag, 1, "--max-epoch", 9, *named)

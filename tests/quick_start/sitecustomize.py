@@ -2,11 +2,10 @@
 
 Importing scikit-learn and scipy.stats takes seconds. fairseq imports four functions of them; here a call of one of them
 imports it. torch loads its compiler to exclude methods of optimisers from compilation, which takes a second or more;
-here they are excluded without it. If FORKED_PROGRAMS is a folder of tests/forked_programs.py, recipes run its programs.
+here they are excluded without it.
 """
 
 import importlib.util
-import os
 import sys
 from importlib.machinery import ModuleSpec
 from importlib.util import module_from_spec
@@ -65,5 +64,3 @@ def note_as_excluded(optimizers):
 
 
 AfterImport("torch.optim.optimizer", note_as_excluded)
-if "FORKED_PROGRAMS" in os.environ:
-    AfterImport("recipes.script", lambda script: setattr(script, "PROGRAMS", os.environ["FORKED_PROGRAMS"]))

@@ -1,4 +1,4 @@
-"""Recipes that run in seconds: a few pairs of the demo's corpus, a small model, and programs that fork."""
+"""Recipes that run in seconds: a few pairs of the demo's corpus, and a small model."""
 
 import atexit
 import contextlib
@@ -11,9 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from recipes import script
 from recipes.__main__ import main
-from tests import forked_programs
 from tests.commands import ENVIRONMENT, ROOT
 
 # Models that have hardly trained write to the limit, which takes time. The precision depends on the machine.
@@ -37,10 +35,8 @@ def small_corpus(train=200, heldout=12):
 
 
 def run(recipe, *words):
-    """Run *recipe* with the settings SMALL and *words*. Returns its output. See tests/forked_programs.py."""
+    """Run *recipe* with the settings SMALL and *words*. Returns its output."""
     with contextlib.redirect_stdout(io.StringIO()) as printed, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(script, "PROGRAMS", forked_programs.folder())
-        patch.setenv("FORKED_PROGRAMS", forked_programs.folder())  # of the processes of --jobs
         patch.setenv("PYTHONPATH", ENVIRONMENT["PYTHONPATH"])
         main([recipe, *SMALL, *map(str, words)])
     return printed.getvalue()

@@ -1,6 +1,6 @@
-"""recipes/text/bpe.py, compared with subword-nmt's own commands and fairseq's encoders."""
+"""recipes/text/bpe.py, compared with subword-nmt's own functions and fairseq's encoders."""
 
-import subprocess
+import io
 import tempfile
 import unicodedata
 
@@ -8,9 +8,10 @@ import pytest
 import sentencepiece
 from fairseq.data.encoders.sentencepiece_bpe import SentencepieceBPE, SentencepieceConfig
 from fairseq.data.encoders.subword_nmt_bpe import SubwordNMTBPE, SubwordNMTBPEConfig
+from subword_nmt.apply_bpe import BPE
+from subword_nmt.learn_bpe import learn_bpe
 
 from recipes.text import bpe
-from tests.commands import BIN, LIMIT
 from tests.recipes.texts import DIRTY_LINES, read_lines, write_lines
 from tests.recipes.wmt14_lookalike import clean_pairs
 
@@ -54,16 +55,14 @@ def apply(learnt, text, folder):
     return read_lines(folder / "out")
 
 
-def test_codes_and_subwords_equal_those_of_subword_nmts_commands(corpus, codes, tmp_path):
-    def subword_nmt(command, text):
-        words = [BIN / "subword-nmt", *map(str, command)]
-        return subprocess.run(words, input=text, capture_output=True, check=True, timeout=LIMIT).stdout
-
-    both = (corpus / "train.en").read_bytes() + (corpus / "train.de").read_bytes()
-    assert codes.read_bytes() == subword_nmt(["learn-bpe", "--total-symbols", "--symbols", 600], both)
-    apply(codes, both.decode().split("\n")[:-1] + ODD, tmp_path)
-    given = (tmp_path / "in").read_bytes()
-    assert (tmp_path / "out").read_bytes() == subword_nmt(["apply-bpe", "--codes", codes], given)
+def test_codes_and_subwords_equal_those_of_subword_nmt(corpus, codes, tmp_path):
+    both = (corpus / "train.en").read_text() + (corpus / "train.de").read_text()
+    learn_bpe(io.StringIO(both), expected := io.StringIO(), 600, total_symbols=True)
+    assert codes.read_text() == expected.getvalue()
+    lines = both.split("\n")[:-1] + ODD
+    with open(codes, encoding="utf-8") as file:
+        subword_nmt = BPE(file)
+    assert apply(codes, lines, tmp_path) == [subword_nmt.process_line(line) for line in lines]
 
 
 @pytest.mark.filterwarnings("ignore::ResourceWarning")  # fairseq does not close the codes
@@ -109,6 +108,7 @@ def test_sentencepiece_changes_no_character_but_blanks_and_composes(model, text,
     assert pieces.replace(" ", "").replace("▁", " ").strip() == read
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["codes", "model"])
 def test_two_processes_write_the_same_subwords_as_one(corpus, tmp_path, request, capsys, monkeypatch, name):
     monkeypatch.setattr("recipes.text.lines.SHARE", 1)
@@ -167,6 +167,7 @@ def test_the_largest_possible_vocabulary_is_learnt(small):
     assert read_lines(small / "out")[1:] == ["o w</w>", "l ow</w>"]
 
 
+@pytest.mark.slow
 def test_a_wrong_model_is_refused_by_two_processes_too(small, monkeypatch):
     monkeypatch.setattr("recipes.text.lines.SHARE", 1)
     monkeypatch.setattr("recipes.text.lines.available_cores", lambda: 2)

@@ -86,6 +86,7 @@ def run(model, tmp_path, monkeypatch):
     return run
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("jobs", [1, 3])
 def test_the_output_equals_that_of_one_process_without_parts(model, tmp_path, monkeypatch, jobs):
     monkeypatch.delattr(signal, "SIGPIPE")
@@ -189,6 +190,7 @@ def files(model, tmp_path_factory):
     return inputs, outputs(folder / "out")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "whose, sent, status",
     [("command", signal.SIGKILL, -9), ("command", signal.SIGTERM, 143), ("command", signal.SIGINT, 130),

@@ -31,17 +31,27 @@ def test_first_words_have_the_probabilities_of_fairseqs_model(model, loaded, top
     assert len(drawn) <= (topk or len(target))
 
 
-def test_the_seed_decides_the_translations(model, tmp_path, monkeypatch):
-    monkeypatch.delattr(signal, "SIGPIPE")
+@pytest.fixture
+def words(model, tmp_path):
+    """The flags of a sampled translation of 90 lines."""
     path = tmp_path / "in"
     path.write_text("".join(f"{line}\n" for line in sentences(90)))
-    words, out = ["--model", str(model), "--input", str(path), "--sampling-topk", "0"], tmp_path / "out"
+    return ["--model", str(model), "--input", str(path), "--sampling-topk", "0"]
+
+
+def test_the_seed_decides_the_translations(words, tmp_path, monkeypatch):
+    monkeypatch.delattr(signal, "SIGPIPE")
+    out = tmp_path / "out"
 
     def translation(*flags):
         translate.main([*words, "--output", str(out), *flags])
         return out.read_text()
 
     assert translation() == translation("--seed", "1") != translation("--seed", "2")
+
+
+@pytest.mark.slow
+def test_several_processes_draw_the_same_each_time(words, tmp_path):
     for name in ("first", "second"):
         run_program("fairseq-rope", "translate", *words, "--output-dir", tmp_path / name, "--jobs", "2")
     first, second = ((tmp_path / name / "in").read_text() for name in ("first", "second"))

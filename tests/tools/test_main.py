@@ -117,7 +117,7 @@ def test_an_import_error_of_a_package_that_is_not_missing_is_printed(name):
         raise ImportError("cannot import name 'BLEU' from 'sacrebleu'", name=name)
 
 
-@pytest.mark.parametrize("unbuffered", ["", "1"])  # an empty value has no effect
+@pytest.mark.parametrize("unbuffered", ["", pytest.param("1", marks=pytest.mark.slow)])  # an empty value has no effect
 def test_a_tool_whose_output_cannot_be_written_says_why_unless_nobody_reads_it(tmp_path, unbuffered):
     (tmp_path / "test.de").write_text("ein Haus\n")
     score = ["score", "--sys", tmp_path / "test.de", "--ref", tmp_path / "test.de", "--target-lang", "de"]
@@ -132,6 +132,7 @@ def test_a_tool_whose_output_cannot_be_written_says_why_unless_nobody_reads_it(t
             assert (done.returncode, done.stderr) == expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ignored", [True, False])
 def test_a_tool_that_nohup_starts_goes_on_after_the_terminal_is_closed(ignored):
     code = (
@@ -182,6 +183,7 @@ def test_a_truncated_checkpoint_is_named_as_such(tmp_path, capsys, kept):
     assert [path.name for path in tmp_path.iterdir()] == ["cut.pt"]
 
 
+@pytest.mark.slow
 def test_scores_are_printed_where_the_output_has_no_dash(tmp_path):
     lines = "Das ist ein Satz für alle.\nUnd das ist noch einer.\n"
     for name in ("reference", "système", "other"):

@@ -52,7 +52,7 @@ def test_a_subclass_with_a_name_of_its_own_is_one_sided_too(task, monkeypatch):
     assert model_sides(Namespace(arch="my_lm")) == ("decoder",)
 
     def shapes(model, arch):
-        built = model.build_model(Namespace(arch=arch, max_positions=30), task)
+        built = model.build_model(Namespace(arch=arch, max_positions=30, encoder_layers=1), task)
         return {name: tuple(weight.shape) for name, weight in built.state_dict().items()}
 
     fairseqs = shapes(RobertaModel, "roberta")
