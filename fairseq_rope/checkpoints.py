@@ -27,6 +27,20 @@ from .files import written_whole
 Languages = tuple[str | None, str | None]  # source, target
 UNKNOWN: Languages = (None, None)
 FLOAT32_COPIES = "float32_params"  # the float32 copies of 16-bit weights, in the state of the optimiser
+NUMBER_TYPES = (
+    "b1",
+    "i1",
+    "u1",
+    "i2",
+    "u2",
+    "i4",
+    "u4",
+    "i8",
+    "u8",
+    "f2",
+    "f4",
+    "f8",
+)  # those of NumPy in a checkpoint
 AVERAGES = ("ema", "ema_fp32_params")  # in extra_state: the averages of --store-ema, with the names of the weights
 
 
@@ -139,6 +153,50 @@ def float32_copies(optimizer_state: Mapping[str, Any]) -> list[torch.Tensor] | N
     return copies
 
 
+class _NumberType:
+    """Stands for ``numpy.dtype`` in a checkpoint. NumPy trusts states of its own, in which bytes can be pointers."""
+
+    def __init__(self, code: str, *_: Any) -> None:
+        if code not in NUMBER_TYPES:
+            raise ValueError(f"it contains the NumPy type {code}, and only numbers are allowed")
+        self.code = code
+
+    def __setstate__(self, state: tuple[Any, ...]) -> None:
+        _, order, *details = state
+        if order not in ("<", ">", "|") or details != [None, None, None, -1, -1, 0]:
+            raise ValueError(f"it contains the NumPy type {self.code} with the state {state}, and not a plain number")
+        self.code = order + self.code
+
+
+def _numbers(number_type: Any, data: Any) -> np.ndarray:
+    """Return *data*, bytes, as an array."""
+    if not isinstance(number_type, _NumberType):
+        raise ValueError(f"it contains numbers of the type {number_type}, which is no NumPy type")
+    return np.frombuffer(data, number_type.code)
+
+
+def _number(number_type: Any, data: Any) -> Any:
+    """Build a NumPy scalar of a checkpoint."""
+    return _numbers(number_type, data)[0]
+
+
+class _Array(np.ndarray):
+    """An array of a checkpoint, which gets its contents once; it is saved as NumPy's own."""
+
+    def __new__(cls, *_: Any) -> "_Array":
+        return super().__new__(cls, 0)
+
+    def __setstate__(self, state: tuple[Any, ...]) -> None:
+        _, shape, number_type, is_fortran, data = state
+        array = _numbers(number_type, data).reshape(shape, order="F" if is_fortran else "C")
+        if self.size:  # a tensor can share its memory
+            raise ValueError("it contains an array with two contents")
+        super().__setstate__(array.__reduce__()[2])
+
+    def __reduce__(self) -> Any:
+        return np.array(self).__reduce__()
+
+
 def allow_checkpoint_classes() -> None:
     """Tell torch which classes ``torch.load(…, weights_only=True)`` may build.
 
@@ -154,11 +212,10 @@ def allow_checkpoint_classes() -> None:
     # dictionaries in the state of audio, NLU and HuBERT tasks (state.add_factory in fairseq/tasks)
     classes: list[Any] = [Namespace, Dictionary]
     # NumPy scalars (validation scores) and arrays (the counts of --eval-bleu) in extra_state. NumPy 2 renamed
-    # the module of the functions that build them.
-    builders: list[Any] = [np.float64(0).__reduce__()[0], np.zeros(1).__reduce__()[0]]
+    # the module of the functions that build them. An array names its class, which torch must not call.
     for module in ("numpy.core.multiarray", "numpy._core.multiarray"):
-        classes += [(build, f"{module}.{build.__name__}") for build in builders]
-    classes += [np.ndarray, np.dtype, *{type(np.dtype(code)) for code in "?bBhHiIlLqQefd"}]
+        classes += [(_number, f"{module}.scalar"), (_Array, f"{module}._reconstruct")]
+    classes += [("ndarray", "numpy.ndarray"), (_NumberType, "numpy.dtype"), _Array]
     # the stand-in for tensors in a state that is broadcast to other processes
     classes.append(distributed_utils._TensorPlaceholder)
     # cfg as an OmegaConf object, in checkpoints of fairseq 0.10 and 0.11
