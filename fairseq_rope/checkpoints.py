@@ -305,8 +305,8 @@ def save_checkpoint(state: dict[str, Any], path: str) -> None:
 
 
 @contextlib.contextmanager
-def naming_the_file(path: str) -> Iterator[None]:
-    """If writing *path* fails, raise an OSError that names it, the reason and, if known, the free disk space."""
+def naming_the_file(path: str, advice: str = "") -> Iterator[None]:
+    """If writing *path* fails, raise an OSError with it, the reason, the free disk space if known, and *advice*."""
     try:
         yield
     except BaseException as error:
@@ -319,7 +319,7 @@ def naming_the_file(path: str) -> Iterator[None]:
             space = f"; {free} MiB free on its disk"
             if code == errno.EIO and free == 0:
                 code = errno.ENOSPC
-        raise OSError(code, f"could not be written ({os.strerror(code)}{space})", path) from error
+        raise OSError(code, f"could not be written ({os.strerror(code)}{space}){advice}", path) from error
 
 
 def _errno_of_failed_write(error: BaseException | None) -> int | None:

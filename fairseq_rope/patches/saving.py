@@ -57,7 +57,8 @@ class WholeFiles(InPlaceOf):
         can_be_replaced = os.path.isfile(final) and os.access(os.path.dirname(final), os.W_OK | os.X_OK)
         if not by_rename or (os.path.exists(final) and not can_be_replaced):
             return self._replaced.copy(src_path, dst_path, overwrite=overwrite)
-        with naming_the_file(dst_path), open(src_path, "rb") as source, written_whole(final) as (target,):
+        advice = f"; {src_path} is complete, and --restore-file {src_path} continues from it"
+        with naming_the_file(dst_path, advice), open(src_path, "rb") as source, written_whole(final) as (target,):
             shutil.copyfileobj(source, target, 2**24)
             if os.path.exists(final):
                 shutil.copymode(final, target.name)

@@ -13,6 +13,7 @@ import signal
 import subprocess
 import tempfile
 import time
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -301,6 +302,16 @@ def test_copying_a_checkpoint_is_atomic(tmp_path, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         checkpoint_utils.PathManager.copy(str(source), str(target), overwrite=True)
     assert target.read_bytes() == b"old" and len(list(tmp_path.iterdir())) == 2
+
+
+def test_the_complete_checkpoint_is_named_if_its_copy_cannot_be_written(tmp_path, monkeypatch):
+    """Without checkpoint_last.pt, training would begin at epoch 1."""
+    source, target = tmp_path / "checkpoint1.pt", tmp_path / "checkpoint_last.pt"
+    source.write_bytes(b"new")
+    monkeypatch.setattr("shutil.copyfileobj", Mock(side_effect=OSError(errno.ENOSPC, "full")))
+    with pytest.raises(OSError, match=f"--restore-file {source} ") as raised:
+        checkpoint_utils.PathManager.copy(str(source), str(target), overwrite=True)
+    assert raised.value.filename == str(target) and not target.exists()
 
 
 def test_a_checkpoint_is_synced_before_it_is_renamed(tmp_path, monkeypatch):
