@@ -1,5 +1,7 @@
-"""Reading checkpoints: no code in them runs, and a model is not used for data of the opposite direction."""
+"""Reading checkpoints: no code in them runs, and no model is used for data of the opposite direction or other words."""
 
+import hashlib
+import os
 import re
 import types
 from collections.abc import Mapping
@@ -7,6 +9,7 @@ from typing import Any
 
 import torch
 from fairseq import checkpoint_utils
+from fairseq.data import Dictionary
 from omegaconf import DictConfig, open_dict
 
 from ..checkpoints import (
@@ -27,6 +30,8 @@ from .registry import replaces
 
 _load_checkpoint_to_cpu = checkpoint_utils.load_checkpoint_to_cpu
 _load_model_ensemble_and_task = checkpoint_utils.load_model_ensemble_and_task
+
+DICTIONARIES = "dictionaries"  # the entry of extra_state with dictionaries_of()
 
 
 class TorchWithSafeLoad(types.ModuleType):
@@ -107,6 +112,36 @@ def _refuse_other_direction(path: str, reading: Reading, overrides: Mapping[str,
         )
 
 
+def dictionaries_of(task: Any) -> dict[str, tuple[str, str]]:
+    """Return the digest and the file of each dictionary of a task, by the name of its attribute."""
+    options = options_of_task(task)
+    folder = str(option_value(options, "data")).split(os.pathsep)[0]
+    names = zip(("src_dict", "tgt_dict", "dictionary"), (*languages_of(options), None))
+    entries = {}
+    for name, language in names:
+        dictionary = getattr(task, name, None)
+        if isinstance(dictionary, Dictionary):
+            digest = hashlib.sha256("\n".join(dictionary.symbols).encode()).hexdigest()[:16]
+            entries[name] = digest, os.path.join(folder, f"dict.{language}.txt" if language else "dict.txt")
+    return entries
+
+
+def trained_dictionaries(state: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
+    """Return what :func:`dictionaries_of` returned in the training of *state*; older checkpoints have no such entry."""
+    return (state.get("extra_state") or {}).get(DICTIONARIES, {})
+
+
+def refuse_other_dictionaries(path: str, trained: Mapping[str, tuple[str, str]], task: Any) -> None:
+    """Raise a CheckpointError if *task* has other words or another order than the *trained* dictionaries of *path*."""
+    for name, (digest, file) in dictionaries_of(task).items():
+        trained_digest, trained_file = trained.get(name, (digest, file))
+        if digest != trained_digest:
+            raise CheckpointError(
+                f"{path} was trained with the dictionary {trained_file}, and {file} has other words, or another order: "
+                f"preprocess the data with {trained_file}"
+            )
+
+
 @replaces(
     "fairseq.checkpoint_utils.load_model_ensemble_and_task",
     prevents="wrong results",
@@ -124,12 +159,20 @@ def load_model_ensemble_and_task(
 ) -> Any:
     """Load models for translation or validation.
 
-    Gives load_checkpoint_to_cpu the languages of the data. fairseq-validate ignores --bf16; here its models compute in
+    Gives load_checkpoint_to_cpu the languages of the data, and refuses another dictionary than that of the training:
+    with one of the same size, words get the weights of others. fairseq-validate ignores --bf16; here its models compute in
     bfloat16.
     """
+    trained: dict[str, Any] = {}
+
+    def check(path: str, state: dict[str, Any]) -> None:
+        trained[path] = trained_dictionaries(state)
+
     files = [*filenames, *(file.replace(".pt", f"{suffix}.pt") for file in filenames)]  # as fairseq does
-    with reading_for(Reading(files, languages_of(options_of_task(task)), builds_model=True)):
+    with reading_for(Reading(files, languages_of(options_of_task(task)), builds_model=True, check=check)):
         loaded = _load_model_ensemble_and_task(filenames, arg_overrides, task, strict, suffix, *more, **kw)
+    for path, dictionaries in trained.items():
+        refuse_other_dictionaries(path, dictionaries, loaded[2])
     if option_value(arg_overrides or {}, "bf16"):  # fairseq-validate gives its flags as overrides
         for model in loaded[0]:
             narrow(model)

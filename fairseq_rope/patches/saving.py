@@ -14,6 +14,7 @@ from fairseq import checkpoint_utils
 
 from ..checkpoints import naming_the_file
 from ..files import written_whole
+from .loading import DICTIONARIES, dictionaries_of
 from .registry import replaces
 
 _torch_persistent_save = checkpoint_utils.torch_persistent_save
@@ -130,7 +131,7 @@ class _MidEpoch(InPlaceOf):
     wraps=_save_checkpoint,
 )
 def save_checkpoint(cfg: Any, trainer: Any, epoch_itr: Any, val_loss: Any) -> Any:
-    """Write the checkpoints of this moment, with the counter of --patience.
+    """Write the checkpoints of this moment, with the counter of --patience and digests of the dictionaries.
 
     fairseq skips a checkpoint of --save-interval-updates at the end of an epoch, even if it writes no checkpoint for
     that epoch (--no-epoch-checkpoints, --save-interval). An average of the last five checkpoints then uses an older one
@@ -141,21 +142,21 @@ def save_checkpoint(cfg: Any, trainer: Any, epoch_itr: Any, val_loss: Any) -> An
     if every > 0 and trainer.get_num_updates() % every == 0 and epoch_itr.end_of_epoch():
         if cfg.no_epoch_checkpoints or epoch_itr.epoch % cfg.save_interval != 0:  # no checkpoint for this epoch
             epoch_itr = _MidEpoch(epoch_itr)
-    return _save_checkpoint(cfg, _WithEarlyStopping(trainer, cfg), epoch_itr, val_loss)
+    return _save_checkpoint(cfg, _WithMoreState(trainer, cfg), epoch_itr, val_loss)
 
 
-class _WithEarlyStopping(InPlaceOf):
-    """A trainer that also writes the counter of ``--patience`` into its checkpoints."""
+class _WithMoreState(InPlaceOf):
+    """A trainer that also writes the digests of dictionaries and the counter of ``--patience`` into its checkpoints."""
 
     def __init__(self, trainer: Any, cfg: Any) -> None:
         super().__init__(trainer)
         self._cfg = cfg
 
     def save_checkpoint(self, filename: str, extra_state: dict[str, Any]) -> Any:
+        extra_state = {**extra_state, DICTIONARIES: dictionaries_of(self.task)}
         counters = {name: value for function in _stops_early() for name, value in vars(function).items()}
         if "best" in counters:
-            more = {"early_stopping": counters, "early_stopping_metric": _metric(self._cfg)}
-            extra_state = {**extra_state, **more}
+            extra_state |= {"early_stopping": counters, "early_stopping_metric": _metric(self._cfg)}
         return self._replaced.save_checkpoint(filename, extra_state)
 
 

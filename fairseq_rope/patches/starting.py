@@ -10,6 +10,7 @@ from fairseq import checkpoint_utils
 
 from ..checkpoints import UNKNOWN, Reading, languages_of, options_of_task, part_of, reading_for
 from ..errors import InputError
+from .loading import refuse_other_dictionaries, trained_dictionaries
 from .registry import replaces
 from .saving import InPlaceOf, forget_other_trainings, restore_early_stopping
 
@@ -50,6 +51,7 @@ def load_checkpoint(cfg: Any, trainer: Any, **kwargs: Any) -> Any:
     refuse: Callable[..., None] = getattr(trainer.get_model(), "refuse_other_model", lambda *_: None)
 
     def check(file: str, state: dict[str, Any]) -> None:
+        refuse_other_dictionaries(file, trained_dictionaries(state), trainer.task)
         refuse(file, part_of(state, "model"), trainer.cfg.model, finetunes or resets)
         if resumes and not state.get("last_optimizer_state"):
             logger.warning(f"{file} has no state of the optimiser: it, the learning rate and the updates start anew")
