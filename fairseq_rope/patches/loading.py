@@ -160,7 +160,7 @@ def load_model_ensemble_and_task(
     """Load models for translation or validation.
 
     Gives load_checkpoint_to_cpu the languages of the data, and refuses another dictionary than that of the training:
-    with one of the same size, words get the weights of others. fairseq-validate ignores --bf16; here its models compute in
+    with one of the same size, words get the weights of others. fairseq-validate ignores --bf16; here it computes in
     bfloat16.
     """
     trained: dict[str, Any] = {}
