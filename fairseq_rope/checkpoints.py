@@ -26,31 +26,12 @@ from .files import written_whole
 
 Languages = tuple[str | None, str | None]  # source, target
 UNKNOWN: Languages = (None, None)
-FLOAT32_COPIES = "float32_params"  # the float32 copies of 16-bit weights, in the state of the optimiser
-NUMBER_TYPES = (
-    "b1",
-    "i1",
-    "u1",
-    "i2",
-    "u2",
-    "i4",
-    "u4",
-    "i8",
-    "u8",
-    "f2",
-    "f4",
-    "f8",
-)  # those of NumPy in a checkpoint
+NUMBER_TYPES = "b1 i1 u1 i2 u2 i4 u4 i8 u8 f2 f4 f8".split()  # those of NumPy in a checkpoint
 AVERAGES = ("ema", "ema_fp32_params")  # in extra_state: the averages of --store-ema, with the names of the weights
 
 
 class CheckpointError(InputError):
     """A checkpoint cannot be used; the message names the file and says why."""
-
-
-def no_checkpoint(path: Any, reason: str) -> CheckpointError:
-    """Return the error for a file of other software, or for one that lacks an entry."""
-    return CheckpointError(f"{path} is not a fairseq checkpoint: {reason}")
 
 
 def option_value(options: Any, name: str) -> Any:
@@ -106,6 +87,7 @@ class Reading:
     resumes: bool = False  # whether the call resumes the training of a checkpoint
     check: Callable[[str, dict[str, Any]], None] = lambda path, state: None  # refuses or reports the state of a file
     trained_languages: Languages = UNKNOWN  # those that the file was trained with, before any override
+    dictionaries: dict[str, Any] = dataclasses.field(default_factory=dict)  # those of the training of each file
 
     def is_given(self, path: str) -> bool:
         """Return whether *path* is one of ``files``, or a part of one (``-shard0.pt``, ``_part0.pt``)."""
@@ -137,20 +119,6 @@ def reading_for(reading: Reading) -> Iterator[None]:
         yield
     finally:
         _reading.reset(token)
-
-
-def float32_copies(optimizer_state: Mapping[str, Any]) -> list[torch.Tensor] | None:
-    """Return the float32 copies of 16-bit weights in the state of an optimiser; None if there are none.
-
-    Raises:
-        ValueError: the entry is not a list of float32 tensors
-    """
-    copies = optimizer_state.get(FLOAT32_COPIES)
-    if copies is None:
-        return None
-    if not isinstance(copies, list) or not all(torch.is_tensor(c) and c.dtype == torch.float32 for c in copies):
-        raise ValueError(f"its {FLOAT32_COPIES} are not a list of float32 tensors")
-    return copies
 
 
 class _NumberType:
@@ -257,10 +225,10 @@ def safe_load(file: Any, *args: Any, **kwargs: Any) -> Any:
             reason += "; to allow a class of yours, call torch.serialization.add_safe_globals in your --user-dir"
         raise CheckpointError(f"{name} was not loaded, and no code in it was run: {reason}") from None
     if not isinstance(state, dict) or not isinstance(state.get("model"), dict):
-        raise no_checkpoint(name, "it has no entry 'model' with weights")
+        raise CheckpointError(f"{name} is not a fairseq checkpoint: it has no entry 'model' with weights")
     unnamed = [weight_name for weight_name in state["model"] if not isinstance(weight_name, str)]
     if unnamed:
-        raise no_checkpoint(name, f"it has a weight with the name {unnamed[0]!r}")
+        raise CheckpointError(f"{name} is not a fairseq checkpoint: it has a weight with the name {unnamed[0]!r}")
     reading = current_reading()
     if reading is not None:
         reading.trained_languages = languages_of(part_of(state, "task"))

@@ -86,6 +86,7 @@ def load_checkpoint_to_cpu(path: str, arg_overrides: Any = None, *args: Any, **k
     if reading is not None and reading.is_given(path):  # else a model loads another checkpoint to start from
         _refuse_other_direction(path, reading, overrides)
         reading.check(path, state)
+        reading.dictionaries[path] = (state.get("extra_state") or {}).get(DICTIONARIES, {})
     return state
 
 
@@ -126,20 +127,17 @@ def dictionaries_of(task: Any) -> dict[str, tuple[str, str]]:
     return entries
 
 
-def trained_dictionaries(state: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
-    """Return what :func:`dictionaries_of` returned in the training of *state*; older checkpoints have no such entry."""
-    return (state.get("extra_state") or {}).get(DICTIONARIES, {})
-
-
-def refuse_other_dictionaries(path: str, trained: Mapping[str, tuple[str, str]], task: Any) -> None:
-    """Raise a CheckpointError if *task* has other words or another order than the *trained* dictionaries of *path*."""
-    for name, (digest, file) in dictionaries_of(task).items():
-        trained_digest, trained_file = trained.get(name, (digest, file))
-        if digest != trained_digest:
-            raise CheckpointError(
-                f"{path} was trained with the dictionary {trained_file}, and {file} has other words, or another order: "
-                f"preprocess the data with {trained_file}"
-            )
+def refuse_other_dictionaries(reading: Reading, task: Any) -> None:
+    """Raise a CheckpointError if *task* has other words, or another order, than in the training of a file read."""
+    own = dictionaries_of(task)
+    for path, trained in reading.dictionaries.items():
+        for name in own.keys() & trained.keys():
+            (digest, file), (trained_digest, trained_file) = own[name], trained[name]
+            if digest != trained_digest:
+                raise CheckpointError(
+                    f"{path} was trained with the dictionary {trained_file}, and {file} has other words, or another "
+                    f"order: preprocess the data with {trained_file}"
+                )
 
 
 @replaces(
@@ -163,16 +161,11 @@ def load_model_ensemble_and_task(
     with one of the same size, words get the weights of others. fairseq-validate ignores --bf16; here it computes in
     bfloat16.
     """
-    trained: dict[str, Any] = {}
-
-    def check(path: str, state: dict[str, Any]) -> None:
-        trained[path] = trained_dictionaries(state)
-
     files = [*filenames, *(file.replace(".pt", f"{suffix}.pt") for file in filenames)]  # as fairseq does
-    with reading_for(Reading(files, languages_of(options_of_task(task)), builds_model=True, check=check)):
+    reading = Reading(files, languages_of(options_of_task(task)), builds_model=True)
+    with reading_for(reading):
         loaded = _load_model_ensemble_and_task(filenames, arg_overrides, task, strict, suffix, *more, **kw)
-    for path, dictionaries in trained.items():
-        refuse_other_dictionaries(path, dictionaries, loaded[2])
+    refuse_other_dictionaries(reading, loaded[2])
     if option_value(arg_overrides or {}, "bf16"):  # fairseq-validate gives its flags as overrides
         for model in loaded[0]:
             narrow(model)

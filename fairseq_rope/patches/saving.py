@@ -1,12 +1,10 @@
 """Writing checkpoints: files get their names when they are complete, and errors name the file and the reason."""
 
 import contextlib
-import logging
 import os
 import shutil
 import sys
 import time
-import traceback
 from typing import Any
 
 import torch
@@ -110,7 +108,6 @@ def _save_with_retries(obj: Any, f: Any) -> None:
             return torch.save(obj, f)
         except Exception:
             if attempt == TRIES or not f.seekable():
-                logging.getLogger(checkpoint_utils.__name__).error(traceback.format_exc())
                 raise
             time.sleep(PAUSE)
             f.seek(0)

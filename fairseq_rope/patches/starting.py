@@ -10,7 +10,7 @@ from fairseq import checkpoint_utils
 
 from ..checkpoints import UNKNOWN, Reading, languages_of, options_of_task, part_of, reading_for
 from ..errors import InputError
-from .loading import refuse_other_dictionaries, trained_dictionaries
+from .loading import refuse_other_dictionaries
 from .registry import replaces
 from .saving import InPlaceOf, forget_other_trainings, restore_early_stopping
 
@@ -51,14 +51,15 @@ def load_checkpoint(cfg: Any, trainer: Any, **kwargs: Any) -> Any:
     refuse: Callable[..., None] = getattr(trainer.get_model(), "refuse_other_model", lambda *_: None)
 
     def check(file: str, state: dict[str, Any]) -> None:
-        refuse_other_dictionaries(file, trained_dictionaries(state), trainer.task)
         refuse(file, part_of(state, "model"), trainer.cfg.model, finetunes or resets)
         if resumes and not state.get("last_optimizer_state"):
             logger.warning(f"{file} has no state of the optimiser: it, the learning rate and the updates start anew")
 
     is_same_training = os.path.exists(last) and os.path.exists(path) and os.path.samefile(path, last)
-    with reading_for(Reading([path], languages, resumes=resumes, check=check)):
+    reading = Reading([path], languages, resumes=resumes, check=check)
+    with reading_for(reading):
         extra_state, epoch_itr = _load_checkpoint(cfg, trainer, **kwargs)
+    refuse_other_dictionaries(reading, trainer.task)
     if is_same_training:
         runs = 0 if resets else restore_early_stopping(extra_state, cfg)
         updates, most = trainer.get_num_updates(), trainer.cfg.optimization.max_update
