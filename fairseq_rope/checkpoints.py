@@ -26,17 +26,12 @@ from .files import written_whole
 
 Languages = tuple[str | None, str | None]  # source, target
 UNKNOWN: Languages = (None, None)
-FLOAT32_COPIES = "float32_params"  # the float32 copies of 16-bit weights, in the state of the optimiser
+NUMBER_TYPES = "b1 i1 u1 i2 u2 i4 u4 i8 u8 f2 f4 f8".split()  # those of NumPy in a checkpoint
 AVERAGES = ("ema", "ema_fp32_params")  # in extra_state: the averages of --store-ema, with the names of the weights
 
 
 class CheckpointError(InputError):
     """A checkpoint cannot be used; the message names the file and says why."""
-
-
-def no_checkpoint(path: Any, reason: str) -> CheckpointError:
-    """Return the error for a file of other software, or for one that lacks an entry."""
-    return CheckpointError(f"{path} is not a fairseq checkpoint: {reason}")
 
 
 def option_value(options: Any, name: str) -> Any:
@@ -92,6 +87,7 @@ class Reading:
     resumes: bool = False  # whether the call resumes the training of a checkpoint
     check: Callable[[str, dict[str, Any]], None] = lambda path, state: None  # refuses or reports the state of a file
     trained_languages: Languages = UNKNOWN  # those that the file was trained with, before any override
+    dictionaries: dict[str, Any] = dataclasses.field(default_factory=dict)  # those of the training of each file
 
     def is_given(self, path: str) -> bool:
         """Return whether *path* is one of ``files``, or a part of one (``-shard0.pt``, ``_part0.pt``)."""
@@ -125,18 +121,48 @@ def reading_for(reading: Reading) -> Iterator[None]:
         _reading.reset(token)
 
 
-def float32_copies(optimizer_state: Mapping[str, Any]) -> list[torch.Tensor] | None:
-    """Return the float32 copies of 16-bit weights in the state of an optimiser; None if there are none.
+class _NumberType:
+    """Stands for ``numpy.dtype`` in a checkpoint. NumPy trusts states of its own, in which bytes can be pointers."""
 
-    Raises:
-        ValueError: the entry is not a list of float32 tensors
-    """
-    copies = optimizer_state.get(FLOAT32_COPIES)
-    if copies is None:
-        return None
-    if not isinstance(copies, list) or not all(torch.is_tensor(c) and c.dtype == torch.float32 for c in copies):
-        raise ValueError(f"its {FLOAT32_COPIES} are not a list of float32 tensors")
-    return copies
+    def __init__(self, code: str, *_: Any) -> None:
+        if code not in NUMBER_TYPES:
+            raise ValueError(f"it contains the NumPy type {code}, and only numbers are allowed")
+        self.code = code
+
+    def __setstate__(self, state: tuple[Any, ...]) -> None:
+        _, order, *details = state
+        if order not in ("<", ">", "|") or details != [None, None, None, -1, -1, 0]:
+            raise ValueError(f"it contains the NumPy type {self.code} with the state {state}, and not a plain number")
+        self.code = order + self.code
+
+
+def _numbers(number_type: Any, data: Any) -> np.ndarray:
+    """Return *data*, bytes, as an array."""
+    if not isinstance(number_type, _NumberType):
+        raise ValueError(f"it contains numbers of the type {number_type}, which is no NumPy type")
+    return np.frombuffer(data, number_type.code)
+
+
+def _number(number_type: Any, data: Any) -> Any:
+    """Build a NumPy scalar of a checkpoint."""
+    return _numbers(number_type, data)[0]
+
+
+class _Array(np.ndarray):
+    """An array of a checkpoint, which gets its contents once; it is saved as NumPy's own."""
+
+    def __new__(cls, *_: Any) -> "_Array":
+        return super().__new__(cls, 0)
+
+    def __setstate__(self, state: tuple[Any, ...]) -> None:
+        _, shape, number_type, is_fortran, data = state
+        array = _numbers(number_type, data).reshape(shape, order="F" if is_fortran else "C")
+        if self.size:  # a tensor can share its memory
+            raise ValueError("it contains an array with two contents")
+        super().__setstate__(array.__reduce__()[2])
+
+    def __reduce__(self) -> Any:
+        return np.array(self).__reduce__()
 
 
 def allow_checkpoint_classes() -> None:
@@ -154,11 +180,10 @@ def allow_checkpoint_classes() -> None:
     # dictionaries in the state of audio, NLU and HuBERT tasks (state.add_factory in fairseq/tasks)
     classes: list[Any] = [Namespace, Dictionary]
     # NumPy scalars (validation scores) and arrays (the counts of --eval-bleu) in extra_state. NumPy 2 renamed
-    # the module of the functions that build them.
-    builders: list[Any] = [np.float64(0).__reduce__()[0], np.zeros(1).__reduce__()[0]]
+    # the module of the functions that build them. An array names its class, which torch must not call.
     for module in ("numpy.core.multiarray", "numpy._core.multiarray"):
-        classes += [(build, f"{module}.{build.__name__}") for build in builders]
-    classes += [np.ndarray, np.dtype, *{type(np.dtype(code)) for code in "?bBhHiIlLqQefd"}]
+        classes += [(_number, f"{module}.scalar"), (_Array, f"{module}._reconstruct")]
+    classes += [("ndarray", "numpy.ndarray"), (_NumberType, "numpy.dtype"), _Array]
     # the stand-in for tensors in a state that is broadcast to other processes
     classes.append(distributed_utils._TensorPlaceholder)
     # cfg as an OmegaConf object, in checkpoints of fairseq 0.10 and 0.11
@@ -200,10 +225,10 @@ def safe_load(file: Any, *args: Any, **kwargs: Any) -> Any:
             reason += "; to allow a class of yours, call torch.serialization.add_safe_globals in your --user-dir"
         raise CheckpointError(f"{name} was not loaded, and no code in it was run: {reason}") from None
     if not isinstance(state, dict) or not isinstance(state.get("model"), dict):
-        raise no_checkpoint(name, "it has no entry 'model' with weights")
+        raise CheckpointError(f"{name} is not a fairseq checkpoint: it has no entry 'model' with weights")
     unnamed = [weight_name for weight_name in state["model"] if not isinstance(weight_name, str)]
     if unnamed:
-        raise no_checkpoint(name, f"it has a weight with the name {unnamed[0]!r}")
+        raise CheckpointError(f"{name} is not a fairseq checkpoint: it has a weight with the name {unnamed[0]!r}")
     reading = current_reading()
     if reading is not None:
         reading.trained_languages = languages_of(part_of(state, "task"))
@@ -248,8 +273,8 @@ def save_checkpoint(state: dict[str, Any], path: str) -> None:
 
 
 @contextlib.contextmanager
-def naming_the_file(path: str) -> Iterator[None]:
-    """If writing *path* fails, raise an OSError that names it, the reason and, if known, the free disk space."""
+def naming_the_file(path: str, advice: str = "") -> Iterator[None]:
+    """If writing *path* fails, raise an OSError with it, the reason, the free disk space if known, and *advice*."""
     try:
         yield
     except BaseException as error:
@@ -262,7 +287,7 @@ def naming_the_file(path: str) -> Iterator[None]:
             space = f"; {free} MiB free on its disk"
             if code == errno.EIO and free == 0:
                 code = errno.ENOSPC
-        raise OSError(code, f"could not be written ({os.strerror(code)}{space})", path) from error
+        raise OSError(code, f"could not be written ({os.strerror(code)}{space}){advice}", path) from error
 
 
 def _errno_of_failed_write(error: BaseException | None) -> int | None:

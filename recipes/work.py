@@ -22,7 +22,7 @@ import yaml
 
 from fairseq_rope.errors import InputError
 from fairseq_rope.files import checksum, write_whole
-from fairseq_rope.locks import holder_of, locked, note_holder
+from fairseq_rope.locks import locked
 from recipes.script import run_script, say
 
 
@@ -142,10 +142,9 @@ class Work:
             except BlockingIOError:
                 if not self.waits:
                     raise Busy(name) from None
-                say(f"{name}: waiting for {holder_of(path)}")
+                say(f"{name}: waiting for another process")
                 held = stack.enter_context(locked(path))
-            note_holder(held.descriptor)
-            os.set_inheritable(held.descriptor, True)  # a command that outlives this process keeps the lock
+            os.set_inheritable(held, True)  # a command that outlives this process keeps the lock
             yield
 
     def is_locked(self, name: str) -> bool:

@@ -393,20 +393,6 @@ def test_a_training_starts_from_some_layers_of_a_checkpoint(data_bin, model_path
 
 
 @pytest.mark.slow
-def test_the_task_of_mbart_trains_and_translates(data_bin, tmp_path):
-    """fairseq alone ends with an AttributeError. Sources end with their language, as in the batches of training."""
-    task = ["--task", "translation_from_pretrained_bart", "--langs", "en,de", "--prepend-bos", "-s", "en", "-t", "de"]
-    train(data_bin, tmp_path, *task, "--max-epoch", 1)
-    path = tmp_path / "checkpoint_last.pt"
-    assert_translates(data_bin, path, *task, "--max-len-b", 8)
-    printed = interactive(data_bin, path, *task, stdin="the dog\n")
-    (source,) = re.findall(r"^S-0\t(.*)$", printed, re.M)
-    assert source.endswith("dog [en]")
-    reference = generate(data_bin, path, *task, "--score-reference")
-    assert sorted(scores(reference)) == list(range(20))
-
-
-@pytest.mark.slow
 def test_adaptive_softmax_trains_and_translates(data_bin, tmp_path):
     words = training(data_bin, tmp_path, "--max-epoch", 1, without=(*SHARED, *SMOOTHED))
     log = call(*words, *ADAPTIVE, "--ddp-backend", "legacy_ddp")

@@ -6,7 +6,8 @@ from statistics import mean
 import pytest
 import torch
 
-from fairseq_rope.checkpoints import FLOAT32_COPIES, load_checkpoint
+from fairseq_rope.checkpoints import load_checkpoint
+from fairseq_rope.patches.optimizers import FLOAT32_COPIES
 from tests.commands import ENVIRONMENT, PLUGIN, ROOT, call, outputs, scores, training
 from tests.commands_on_gpus import REAL_GPU, logged, run_on_gpus, training_on_gpus, types_of_numbers
 from tests.recipes.small_demo import SMALL, one, small_corpus

@@ -30,7 +30,7 @@ from . import (  # noqa: E402
     unknown_words,
 )
 from .compiled import provide_missing  # noqa: E402
-from .other_tasks import adaptive, ema, fasta, nan, roberta, task_options  # noqa: E402
+from .other_tasks import adaptive, ema, fasta, nan, roberta  # noqa: E402
 from .registry import Patch, apply, owners, patches_of, replaces  # noqa: E402
 
 __all__ = ["MODULES", "PATCHES", "Patch", "apply", "owners", "patches_of", "replaces"]
@@ -39,7 +39,7 @@ __all__ = ["MODULES", "PATCHES", "Patch", "apply", "owners", "patches_of", "repl
 MODULES = (
     *(loading, starting, options, flags, saving, batches, resuming, precision, optimizers, numpy_names),
     *(searching, unknown_words, indexed, moses, pieces, ending),
-    *(adaptive, ema, fasta, nan, roberta, task_options),
+    *(adaptive, ema, fasta, nan, roberta),
 )
 PATCHES = patches_of(*MODULES)
 

@@ -1,5 +1,7 @@
-"""Reading checkpoints: no code in them runs, and a model is not used for data of the opposite direction."""
+"""Reading checkpoints: no code in them runs, and no model is used for data of the opposite direction or other words."""
 
+import hashlib
+import os
 import re
 import types
 from collections.abc import Mapping
@@ -7,6 +9,7 @@ from typing import Any
 
 import torch
 from fairseq import checkpoint_utils
+from fairseq.data import Dictionary
 from omegaconf import DictConfig, open_dict
 
 from ..checkpoints import (
@@ -27,6 +30,8 @@ from .registry import replaces
 
 _load_checkpoint_to_cpu = checkpoint_utils.load_checkpoint_to_cpu
 _load_model_ensemble_and_task = checkpoint_utils.load_model_ensemble_and_task
+
+DICTIONARIES = "dictionaries"  # the entry of extra_state with dictionaries_of()
 
 
 class TorchWithSafeLoad(types.ModuleType):
@@ -81,6 +86,7 @@ def load_checkpoint_to_cpu(path: str, arg_overrides: Any = None, *args: Any, **k
     if reading is not None and reading.is_given(path):  # else a model loads another checkpoint to start from
         _refuse_other_direction(path, reading, overrides)
         reading.check(path, state)
+        reading.dictionaries[path] = (state.get("extra_state") or {}).get(DICTIONARIES, {})
     return state
 
 
@@ -107,6 +113,33 @@ def _refuse_other_direction(path: str, reading: Reading, overrides: Mapping[str,
         )
 
 
+def dictionaries_of(task: Any) -> dict[str, tuple[str, str]]:
+    """Return the digest and the file of each dictionary of a task, by the name of its attribute."""
+    options = options_of_task(task)
+    folder = str(option_value(options, "data")).split(os.pathsep)[0]
+    names = zip(("src_dict", "tgt_dict", "dictionary"), (*languages_of(options), None))
+    entries = {}
+    for name, language in names:
+        dictionary = getattr(task, name, None)
+        if isinstance(dictionary, Dictionary):
+            digest = hashlib.sha256("\n".join(dictionary.symbols).encode()).hexdigest()[:16]
+            entries[name] = digest, os.path.join(folder, f"dict.{language}.txt" if language else "dict.txt")
+    return entries
+
+
+def refuse_other_dictionaries(reading: Reading, task: Any) -> None:
+    """Raise a CheckpointError if *task* has other words, or another order, than in the training of a file read."""
+    own = dictionaries_of(task)
+    for path, trained in reading.dictionaries.items():
+        for name in own.keys() & trained.keys():
+            (digest, file), (trained_digest, trained_file) = own[name], trained[name]
+            if digest != trained_digest:
+                raise CheckpointError(
+                    f"{path} was trained with the dictionary {trained_file}, and {file} has other words, or another "
+                    f"order: preprocess the data with {trained_file}"
+                )
+
+
 @replaces(
     "fairseq.checkpoint_utils.load_model_ensemble_and_task",
     prevents="wrong results",
@@ -124,12 +157,15 @@ def load_model_ensemble_and_task(
 ) -> Any:
     """Load models for translation or validation.
 
-    Gives load_checkpoint_to_cpu the languages of the data. fairseq-validate ignores --bf16; here its models compute in
+    Gives load_checkpoint_to_cpu the languages of the data, and refuses another dictionary than that of the training:
+    with one of the same size, words get the weights of others. fairseq-validate ignores --bf16; here it computes in
     bfloat16.
     """
     files = [*filenames, *(file.replace(".pt", f"{suffix}.pt") for file in filenames)]  # as fairseq does
-    with reading_for(Reading(files, languages_of(options_of_task(task)), builds_model=True)):
+    reading = Reading(files, languages_of(options_of_task(task)), builds_model=True)
+    with reading_for(reading):
         loaded = _load_model_ensemble_and_task(filenames, arg_overrides, task, strict, suffix, *more, **kw)
+    refuse_other_dictionaries(reading, loaded[2])
     if option_value(arg_overrides or {}, "bf16"):  # fairseq-validate gives its flags as overrides
         for model in loaded[0]:
             narrow(model)

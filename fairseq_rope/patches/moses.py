@@ -23,8 +23,5 @@ def init(self: Any, cfg: Any) -> None:
     are those of fr, as in the recipes and tools. In the same way, those of kor are those of ko.
     """
     _init(self, cfg)
-    codes = (cfg.source_lang, cfg.target_lang)
-    source, target = (code and language(code) for code in codes)
-    if (source, target) == codes:
-        return
+    source, target = (code and language(code) for code in (cfg.source_lang, cfg.target_lang))
     self.tok, self.detok = type(self.tok)(source), type(self.detok)(target)

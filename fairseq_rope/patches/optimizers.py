@@ -12,7 +12,6 @@ from fairseq.optim import amp_optimizer, fp16_optimizer
 from fairseq.optim.adam import Adam as FairseqAdam
 from torch import Tensor
 
-from ..checkpoints import FLOAT32_COPIES, float32_copies
 from .registry import replaces
 
 logger = logging.getLogger(__name__)
@@ -23,6 +22,7 @@ _load_state_dict = _Mixin.load_state_dict
 _state_dict = _Mixin.state_dict
 _zero_grad = _Mixin.zero_grad
 
+FLOAT32_COPIES = "float32_params"  # the float32 copies of 16-bit weights, in the state of the optimiser
 NARROW = (torch.float16, torch.bfloat16)
 FUSED_ON = ("cpu", "cuda")  # devices for which torch has the kernel
 
@@ -186,14 +186,11 @@ def load_state_dict(self: Any, state_dict: dict[str, Any], optimizer_overrides: 
     """
     fairseqs = {key: value for key, value in state_dict.items() if key != FLOAT32_COPIES}
     _load_state_dict(self, fairseqs, optimizer_overrides)
-    copies = _copies(self)
-    try:
-        saved = float32_copies(state_dict)
-    except ValueError:
-        saved = []
+    copies, saved = _copies(self), state_dict.get(FLOAT32_COPIES)
     if saved is None:  # fairseq wrote the checkpoint: the copies are the weights of the model
         return
-    if [copy.shape for copy in saved] != [copy.shape for copy in copies]:
+    are_tensors = isinstance(saved, list) and all(torch.is_tensor(copy) for copy in saved)
+    if not are_tensors or [(copy.shape, copy.dtype) for copy in saved] != [(copy.shape, copy.dtype) for copy in copies]:
         logger.warning(f"the {FLOAT32_COPIES} in the checkpoint are not those of this model, and are not used")
         return
     for copy, values in zip(copies, saved):

@@ -10,7 +10,9 @@ from .registry import replaces
 
 logger = logging.getLogger(__name__)
 
-WHOLE = "batches_in_epoch"  # the entry of a checkpoint's train_iterator with the batches of a process in the epoch
+SEEN = (
+    "batches_seen"  # the entry of train_iterator with the batches that all processes have seen, and those of the epoch
+)
 
 _state_dict = EpochBatchIterator.state_dict
 _load_state_dict = EpochBatchIterator.load_state_dict
@@ -24,15 +26,15 @@ _init_grouped = GroupedIterator.__init__
     wraps=_state_dict,
 )
 def state_dict(self: Any) -> dict[str, Any]:
-    """Return the place in the epoch, with the number of its batches.
+    """Return the place in the epoch, with the batches that all processes have seen, and those of the epoch.
 
     A checkpoint in the middle of an epoch says how many batches each process has seen, and not of how many. Resumed
     with another number of GPUs or another --max-tokens, fairseq repeats or skips a part of the epoch, or ends with
-    'Cannot resume training due to dataloader mismatch'. The number of batches is written too.
+    'Cannot resume training due to dataloader mismatch'.
     """
     state: dict[str, Any] = _state_dict(self)
     if type(self) is EpochBatchIterator and state["iterations_in_epoch"]:
-        state[WHOLE] = len(self)
+        state[SEEN] = [state["iterations_in_epoch"] * self.num_shards, len(self.frozen_batches)]
     return state
 
 
@@ -46,16 +48,16 @@ def load_state_dict(self: Any, state_dict: dict[str, Any]) -> None:
     """Resume after the same share of the epoch.
 
     fairseq resumes after the same number of batches, also if the epoch has another number of them; see state_dict. The
-    log says so if the place is another.
+    log says so if the place is another. It is rounded down, so that batches are repeated and none is skipped.
     """
-    before = state_dict.get(WHOLE)
-    if type(self) is EpochBatchIterator and before:
-        now, place = len(self), state_dict["iterations_in_epoch"]
-        if now != before:
-            state_dict = {**state_dict, "iterations_in_epoch": place * now // before}
+    if type(self) is EpochBatchIterator and SEEN in state_dict:
+        (seen, of), now, before = state_dict[SEEN], len(self.frozen_batches), state_dict["iterations_in_epoch"]
+        place = seen * now // (of * self.num_shards)
+        if place != before:
+            state_dict = {**state_dict, "iterations_in_epoch": place}
             logger.info(
-                f"the epoch has {now} batches for this process, and had {before}: resuming after "
-                f"{state_dict['iterations_in_epoch']} in place of {place}"
+                f"{seen} of {of} batches of the epoch have been seen, and it has {now} now: this process resumes after "
+                f"{place} in place of {before}"
             )
     _load_state_dict(self, state_dict)
 

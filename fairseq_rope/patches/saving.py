@@ -1,12 +1,10 @@
 """Writing checkpoints: files get their names when they are complete, and errors name the file and the reason."""
 
 import contextlib
-import logging
 import os
 import shutil
 import sys
 import time
-import traceback
 from typing import Any
 
 import torch
@@ -14,6 +12,7 @@ from fairseq import checkpoint_utils
 
 from ..checkpoints import naming_the_file
 from ..files import written_whole
+from .loading import DICTIONARIES, dictionaries_of
 from .registry import replaces
 
 _torch_persistent_save = checkpoint_utils.torch_persistent_save
@@ -57,7 +56,8 @@ class WholeFiles(InPlaceOf):
         can_be_replaced = os.path.isfile(final) and os.access(os.path.dirname(final), os.W_OK | os.X_OK)
         if not by_rename or (os.path.exists(final) and not can_be_replaced):
             return self._replaced.copy(src_path, dst_path, overwrite=overwrite)
-        with naming_the_file(dst_path), open(src_path, "rb") as source, written_whole(final) as (target,):
+        advice = f"; {src_path} is complete, and --restore-file {src_path} continues from it"
+        with naming_the_file(dst_path, advice), open(src_path, "rb") as source, written_whole(final) as (target,):
             shutil.copyfileobj(source, target, 2**24)
             if os.path.exists(final):
                 shutil.copymode(final, target.name)
@@ -108,7 +108,6 @@ def _save_with_retries(obj: Any, f: Any) -> None:
             return torch.save(obj, f)
         except Exception:
             if attempt == TRIES or not f.seekable():
-                logging.getLogger(checkpoint_utils.__name__).error(traceback.format_exc())
                 raise
             time.sleep(PAUSE)
             f.seek(0)
@@ -129,7 +128,7 @@ class _MidEpoch(InPlaceOf):
     wraps=_save_checkpoint,
 )
 def save_checkpoint(cfg: Any, trainer: Any, epoch_itr: Any, val_loss: Any) -> Any:
-    """Write the checkpoints of this moment, with the counter of --patience.
+    """Write the checkpoints of this moment, with the counter of --patience and digests of the dictionaries.
 
     fairseq skips a checkpoint of --save-interval-updates at the end of an epoch, even if it writes no checkpoint for
     that epoch (--no-epoch-checkpoints, --save-interval). An average of the last five checkpoints then uses an older one
@@ -140,21 +139,21 @@ def save_checkpoint(cfg: Any, trainer: Any, epoch_itr: Any, val_loss: Any) -> An
     if every > 0 and trainer.get_num_updates() % every == 0 and epoch_itr.end_of_epoch():
         if cfg.no_epoch_checkpoints or epoch_itr.epoch % cfg.save_interval != 0:  # no checkpoint for this epoch
             epoch_itr = _MidEpoch(epoch_itr)
-    return _save_checkpoint(cfg, _WithEarlyStopping(trainer, cfg), epoch_itr, val_loss)
+    return _save_checkpoint(cfg, _WithMoreState(trainer, cfg), epoch_itr, val_loss)
 
 
-class _WithEarlyStopping(InPlaceOf):
-    """A trainer that also writes the counter of ``--patience`` into its checkpoints."""
+class _WithMoreState(InPlaceOf):
+    """A trainer that also writes the digests of dictionaries and the counter of ``--patience`` into its checkpoints."""
 
     def __init__(self, trainer: Any, cfg: Any) -> None:
         super().__init__(trainer)
         self._cfg = cfg
 
     def save_checkpoint(self, filename: str, extra_state: dict[str, Any]) -> Any:
+        extra_state = {**extra_state, DICTIONARIES: dictionaries_of(self.task)}
         counters = {name: value for function in _stops_early() for name, value in vars(function).items()}
         if "best" in counters:
-            more = {"early_stopping": counters, "early_stopping_metric": _metric(self._cfg)}
-            extra_state = {**extra_state, **more}
+            extra_state |= {"early_stopping": counters, "early_stopping_metric": _metric(self._cfg)}
         return self._replaced.save_checkpoint(filename, extra_state)
 
 

@@ -86,12 +86,6 @@ class _WithRowsOfBatch(InPlaceOf):
         super().__init__(task)
         self._rows = rows
 
-    def build_generator(self, models: Any, args: Any, prefix_allowed_tokens_fn: Any = None, **arguments: Any) -> Any:
-        """Pass the function on if there is one: translation_multi_simple_epoch does not know this argument."""
-        if prefix_allowed_tokens_fn is not None:
-            arguments["prefix_allowed_tokens_fn"] = prefix_allowed_tokens_fn
-        return self._replaced.build_generator(models, args, **arguments)
-
     def inference_step(self, generator: Any, models: Any, sample: dict[str, Any], **arguments: Any) -> Any:
         numbers = sample["id"]
         own = {name: rows.to(numbers.device).index_select(0, numbers) for name, rows in self._rows.items()}

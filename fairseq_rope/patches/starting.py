@@ -10,6 +10,7 @@ from fairseq import checkpoint_utils
 
 from ..checkpoints import UNKNOWN, Reading, languages_of, options_of_task, part_of, reading_for
 from ..errors import InputError
+from .loading import refuse_other_dictionaries
 from .registry import replaces
 from .saving import InPlaceOf, forget_other_trainings, restore_early_stopping
 
@@ -55,8 +56,10 @@ def load_checkpoint(cfg: Any, trainer: Any, **kwargs: Any) -> Any:
             logger.warning(f"{file} has no state of the optimiser: it, the learning rate and the updates start anew")
 
     is_same_training = os.path.exists(last) and os.path.exists(path) and os.path.samefile(path, last)
-    with reading_for(Reading([path], languages, resumes=resumes, check=check)):
+    reading = Reading([path], languages, resumes=resumes, check=check)
+    with reading_for(reading):
         extra_state, epoch_itr = _load_checkpoint(cfg, trainer, **kwargs)
+    refuse_other_dictionaries(reading, trainer.task)
     if is_same_training:
         runs = 0 if resets else restore_early_stopping(extra_state, cfg)
         updates, most = trainer.get_num_updates(), trainer.cfg.optimization.max_update

@@ -26,7 +26,7 @@ from typing import Any
 from ..errors import InputError, warn
 from ..files import checksum, write_whole, written_whole
 from ..lines import GZIP, naming_damage
-from ..locks import holder_of, locked, note_holder
+from ..locks import locked
 from .ctranslate2_search import Sampling
 from .exported_folder import CHARACTERS, SETTINGS, TranslateError
 from .translator import LINES, Translator, decoded
@@ -122,10 +122,9 @@ def translate_files(
     lock = os.path.join(folder, "parts", "lock")
     with contextlib.ExitStack() as stack:
         try:
-            note_holder(stack.enter_context(locked(lock, wait=False)).descriptor)
+            stack.enter_context(locked(lock, wait=False))
         except BlockingIOError:
-            other = f"another process is translating into it: {holder_of(lock)}"
-            raise TranslateError(f"--output-dir {folder}: {other}") from None
+            raise TranslateError(f"--output-dir {folder}: another process is translating into it") from None
         sources = [Source(path, folder, settings, shard, jobs) for path in inputs]
         total = sum(source.lines for source in sources)
         missing = sum(sum(map(len, source.missing().values())) for source in sources)

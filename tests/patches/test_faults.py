@@ -13,6 +13,7 @@ import signal
 import subprocess
 import tempfile
 import time
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -240,6 +241,32 @@ def test_data_of_the_other_direction_are_refused(data_bin, trained, tmp_path):
     call("fairseq-validate", data_bin, "--user-dir", PLUGIN, *validate, *both)
 
 
+def test_another_dictionary_of_the_same_size_is_refused(data_bin, trained, tmp_path):
+    other, path, old = tmp_path / "other", tmp_path / "checkpoint_last.pt", tmp_path / "old.pt"
+    shutil.copy(trained / path.name, path)
+    shutil.copytree(data_bin, other)
+    for side in ("en", "de"):
+        lines = (other / f"dict.{side}.txt").read_text().splitlines()
+        (other / f"dict.{side}.txt").write_text("\n".join(reversed(lines)) + "\n")
+    file = data_bin / "dict.en.txt"
+    reason = rf"{path} was trained with the dictionary {file}, and {other / file.name} .* {file}"
+    start = training(other, tmp_path / "new", "--finetune-from-model", path, "--max-epoch", 1)
+    validate = ["fairseq-validate", other, "--path", path, "--task", "translation", "--cpu", "--max-tokens", 500]
+    for command in (
+        training(other, tmp_path, "--max-epoch", 21),
+        start,
+        generate(other, path),
+        [*validate, "--user-dir", PLUGIN],
+    ):
+        assert re.fullmatch(reason, refusal(*command))
+    with pytest.raises(CheckpointError, match=reason):
+        TransformerRopeModel.from_pretrained(str(tmp_path), path.name, str(other))
+    state = load_checkpoint(str(path))
+    del state["extra_state"]["dictionaries"]  # as in checkpoints of fairseq
+    torch.save(state, old)
+    call(*generate(other, old))
+
+
 def test_another_rotation_is_refused_although_all_weights_fit(data_bin, tmp_path):
     half, path = ["--rope-layout", "half"], tmp_path / "half" / "checkpoint_last.pt"
     train(data_bin, path.parent, *half, "--no-epoch-checkpoints", "--max-update", 1)
@@ -305,6 +332,16 @@ def test_copying_a_checkpoint_is_atomic(tmp_path, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         checkpoint_utils.PathManager.copy(str(source), str(target), overwrite=True)
     assert target.read_bytes() == b"old" and len(list(tmp_path.iterdir())) == 2
+
+
+def test_the_complete_checkpoint_is_named_if_its_copy_cannot_be_written(tmp_path, monkeypatch):
+    """Without checkpoint_last.pt, training would begin at epoch 1."""
+    source, target = tmp_path / "checkpoint1.pt", tmp_path / "checkpoint_last.pt"
+    source.write_bytes(b"new")
+    monkeypatch.setattr("shutil.copyfileobj", Mock(side_effect=OSError(errno.ENOSPC, "full")))
+    with pytest.raises(OSError, match=f"--restore-file {source} ") as raised:
+        checkpoint_utils.PathManager.copy(str(source), str(target), overwrite=True)
+    assert raised.value.filename == str(target) and not target.exists()
 
 
 def test_a_checkpoint_is_synced_before_it_is_renamed(tmp_path, monkeypatch):

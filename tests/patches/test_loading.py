@@ -2,6 +2,9 @@
 
 import builtins
 import contextlib
+import io
+import itertools
+import multiprocessing
 import os
 import pickle
 import re
@@ -20,7 +23,7 @@ import torch
 from fairseq import checkpoint_utils, utils
 from fairseq.data import Dictionary, FastaDataset
 
-from fairseq_rope.checkpoints import CheckpointError, load_checkpoint
+from fairseq_rope.checkpoints import CheckpointError, load_checkpoint, safe_load
 from fairseq_rope.patches import options
 from tests.commands import LIMIT
 from tests.patches.contents import RunsCode, same_contents
@@ -68,6 +71,78 @@ def test_fairseqs_checkpoints_load_with_weights_only(tmp_path):
         assert (dictionary.indices["word"], dictionary.count[-1]) == (4, 7)
         assert same_contents(state, {**fairseq_state(), "task_state": state["task_state"]})
     assert torch.load is not checkpoint_utils.torch.load and torch.save is checkpoint_utils.torch.save
+
+
+class Built:
+    """An object that *function* returns for *arguments* when it is unpickled, and that then gets *state*."""
+
+    def __init__(self, function, arguments=(), state=None):
+        self.reduced = function, arguments, state
+
+    def __reduce__(self):
+        return self.reduced
+
+
+SCALAR, ARRAY = (one.__reduce__()[0] for one in (np.float64(0), np.zeros(1)))
+FLOAT, NUMBERS = np.dtype("f8"), b"\1" * 64
+PLAIN = (3, "<", None, None, None, -1, -1, 0)  # the state of np.dtype("f8")
+OBJECT = Built(np.dtype, ("O8",))  # NumPy needs no state for it
+FIELDS = Built(np.dtype, ("f8", False, True), (3, "<", None, ("a",), {"a": (OBJECT, 0)}, 8, 8, 0))
+FLAGS = Built(np.dtype, ("f8", False, True), (*PLAIN[:-1], 1))
+
+
+def array_of(dtype, shape=(8,), data=NUMBERS):
+    return Built(ARRAY, (np.ndarray, (0,), b"b"), (1, shape, dtype, False, data))
+
+
+NOT_PLAIN = {
+    "an array of objects": array_of(OBJECT),
+    "an array of fields": array_of(FIELDS),
+    "an array with flags": array_of(FLAGS),
+    "a number with fields": Built(SCALAR, (FIELDS, NUMBERS[:8])),
+    "a number with flags": Built(SCALAR, (FLAGS, NUMBERS[:8])),
+    "a type that is none": Built(SCALAR, (Namespace(dtype="O"), NUMBERS[:8])),
+    "a negative shape": array_of(FLOAT, (-2, -4)),
+    "too little data": array_of(FLOAT, (9,)),
+    "data that are no bytes": array_of(FLOAT, (8,), [1.0] * 8),
+    "an array without a state": Built(np.ndarray, ((4,), "O")),
+    "two numbers as one": Built(SCALAR, (Built(np.dtype, ("f8",), (3, "2", *PLAIN[2:])), NUMBERS)),
+    "a type alone": Built(np.dtype, ("f8", False, True), FIELDS.reduced[2]),
+}
+
+
+@pytest.mark.parametrize("content", list(NOT_PLAIN))
+def test_numpy_builds_only_plain_numbers(tmp_path, content):
+    path = str(tmp_path / "checkpoint.pt")
+    torch.save({"model": {}, "extra_state": NOT_PLAIN[content]}, path)
+    ended = run_forked(lambda: pytest.raises(CheckpointError, load_checkpoint, path).match("checkpoint.pt"))
+    assert ended == 0
+
+
+def test_no_allowed_class_ends_the_process_with_arguments_and_states_of_the_file():
+    arguments = [(), ([1],), ((4,), "O"), (np.ndarray, (0,), b"b"), (FLAGS, NUMBERS[:8]), ("O8",), ("f8", False, True)]
+    states = [None, {}, ({}, {"dtype": "O", "shape": (9,)}), {"_content": FLAGS, "_metadata": 1}]
+    states += [built.reduced[2] for built in (OBJECT, FIELDS, FLAGS, *NOT_PLAIN.values()) if built.reduced[2]]
+
+    def try_all():
+        allowed = [each[0] if isinstance(each, tuple) else each for each in torch.serialization.get_safe_globals()]
+        for function in (SCALAR, ARRAY, np.dtype, np.ndarray, *allowed):
+            for given, state in itertools.product(arguments, states):
+                built, file = Built(function, given, state), io.BytesIO()
+                with contextlib.suppress(Exception):
+                    of_type = [Built(SCALAR, (built, NUMBERS[:8])), array_of(built)]
+                    torch.save({"model": {}, "built": [built, *of_type]}, file)
+                    repr(safe_load(file))
+
+    assert run_forked(try_all) == 0
+
+
+def run_forked(function):
+    """The exit code of a process that calls *function*; it is negative after a signal."""
+    process = multiprocessing.get_context("fork").Process(target=function)
+    process.start()
+    process.join()
+    return process.exitcode
 
 
 LOADERS = {

@@ -8,8 +8,8 @@ import torch
 from fairseq.optim import adam, amp_optimizer, fp16_optimizer
 from fairseq.optim.adam import FairseqAdam
 
-from fairseq_rope.checkpoints import FLOAT32_COPIES
 from fairseq_rope.patches import optimizers
+from fairseq_rope.patches.optimizers import FLOAT32_COPIES
 
 SHAPES = ((7, 5), (3,), (4, 2, 3), ())
 

@@ -14,8 +14,9 @@ from fairseq.models.speech_to_text.s2t_transformer import S2TTransformerModel, s
 from fairseq.trainer import Trainer
 from torch import nn
 
-from fairseq_rope.checkpoints import FLOAT32_COPIES, load_checkpoint
+from fairseq_rope.checkpoints import load_checkpoint
 from fairseq_rope.patches.linear import Linear
+from fairseq_rope.patches.optimizers import FLOAT32_COPIES
 from tests.commands import PLUGIN, call, outputs, run_program, train, valid_losses
 
 FEW = ["--max-tokens", 250, "--log-interval", 1]

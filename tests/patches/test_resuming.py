@@ -17,12 +17,12 @@ def iterator(size, shards=1, shard=0, sentences=120):
     return EpochBatchIterator(data, lambda items: [int(number) for (number,) in items], batches, seed=3, **process)
 
 
-def state_after(place, *args):
+def state_after(place, *args, **sizes):
     """The state after *place* batches of the second epoch, and the sentences in them, of all processes."""
     seen = []
     shards = args[1] if len(args) > 1 else 1
     for shard in range(shards):
-        of_process = iterator(*args, *([shard] if shards > 1 else []))
+        of_process = iterator(*args, *([shard] if shards > 1 else []), **sizes)
         of_process.load_state_dict({"version": 2, "epoch": 2, "iterations_in_epoch": 0, "shuffle": True})
         epoch = of_process.next_epoch_itr()
         seen += [number for _ in range(place) for number in next(epoch)]
@@ -30,11 +30,11 @@ def state_after(place, *args):
     return state, seen
 
 
-def rest_after(state, size, shards=1):
+def rest_after(state, size, shards=1, sentences=120):
     """The sentences of the rest of the epoch, of all processes."""
     rest = []
     for shard in range(shards):
-        of_process = iterator(size, shards, shard)
+        of_process = iterator(size, shards, shard, sentences)
         of_process.load_state_dict(state)
         assert of_process.next_epoch_idx == 2
         rest += [number for batch in of_process.next_epoch_itr() for number in batch]
@@ -47,6 +47,15 @@ def test_another_number_of_processes_sees_each_sentence_once(before, place, afte
     assert len(seen) == 40 and sorted(seen + rest_after(state, *after)) == [*range(120)]
 
 
+@pytest.mark.parametrize("before, place, after", [(1, 54, 8), (8, 7, 1), (6, 1, 8), (8, 1, 6), (3, 17, 8)])
+@pytest.mark.parametrize("sentences", [59, 10])
+def test_another_number_of_processes_skips_no_batch(before, place, after, sentences):
+    place = min(place, -(-sentences // before) - 1)
+    state, seen = state_after(place, 1, before, sentences=sentences)
+    rest = rest_after(state, 1, after, sentences)
+    assert {*seen, *rest} == {*range(sentences)} and len(seen) + len(rest) - sentences < max(after, before)
+
+
 def test_batches_of_another_size_resume_after_the_same_share_of_the_epoch():
     state, _ = state_after(45, 2)  # 45 of 60 batches
     assert len(rest_after(state, 8)) == 4 * 8 and len(rest_after(state, 1)) == 30
@@ -56,7 +65,7 @@ def test_batches_of_another_size_resume_after_the_same_share_of_the_epoch():
 
 def test_a_checkpoint_without_the_number_of_batches_resumes_as_in_fairseq():
     state, seen = state_after(45, 2)
-    del state["batches_in_epoch"]
+    del state["batches_seen"]
     assert len(rest_after(state, 1)) == 75
     assert sorted(seen + rest_after(state, 2)) == [*range(120)]
 

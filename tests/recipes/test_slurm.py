@@ -91,7 +91,7 @@ def test_an_array_of_runs_goes_to_its_end_and_again_does_only_what_is_missing(sl
     nodes = {run: slurm.shown(f"{array}_{run}", "NodeList") for run in RUNS}
     (cancelled, requeued), (failing, _) = ([run for run in RUNS if nodes[run] == name] for name in slurm.nodes)
     second = comparison.submit(requeued, f"--nodelist={slurm.nodes[0]}")
-    comparison.wait_for_line(second, requeued, ": waiting for process")
+    comparison.wait_for_line(second, requeued, ": waiting for another process")
     slurm.do("scancel", f"{array}_{cancelled}")
     comparison.wait_for(lambda: not slurm.processes(f"{array}_{cancelled}"))
     slurm.do("scontrol", "requeue", f"{array}_{requeued}")
