@@ -13,8 +13,8 @@ from tqdm import tqdm
 
 from recipes import machine
 from recipes.plan import Plan
+from recipes.report.history import history, logged, progress_of
 from recipes.script import ROOT
-from recipes.training import history, logged, progress_of
 from recipes.work import StepError
 
 

@@ -5,7 +5,7 @@ import json
 from pathlib import Path
 
 from fairseq_rope.files import write_whole
-from recipes.training import lowest_loss, progress_of
+from recipes.report.history import lowest_loss, progress_of
 from recipes.work import Work, flat
 
 

@@ -14,9 +14,9 @@ from typing import Any
 from fairseq_rope.errors import InputError
 from recipes import machine
 from recipes.corpus import Corpus
+from recipes.report.history import lowest_loss
 from recipes.settings import Settings, merged, read_yaml
 from recipes.steps import Pipeline
-from recipes.training import lowest_loss
 from recipes.work import StepError
 
 LARGEST_SEED = 2**31 - 1  # of fairseq's --seed

@@ -1,6 +1,5 @@
 """The steps that train a model and average its last checkpoints."""
 
-import contextlib
 import json
 import math
 import re
@@ -13,6 +12,7 @@ from tqdm import tqdm
 
 from fairseq_rope.files import NUMBERS, write_whole
 from recipes import machine
+from recipes.report.history import logged, progress_of
 from recipes.script import run_script, say
 from recipes.settings import Settings
 from recipes.work import Step, StepError, Work
@@ -29,43 +29,6 @@ def plugin(step: Step) -> str:
     """Return ``--user-dir`` of fairseq's programs: the plugin, or the user's folder, which imports it."""
     own = step.options.get("user_dir")
     return f"--user-dir {shlex.quote(str(Path(own).absolute()))}" if own else '--user-dir "$FAIRSEQ_ROPE/fairseq_rope"'
-
-
-def history(folder: Path) -> list[dict[str, Any]]:
-    """Return what the log of a training says: its processes, its epochs, and the peaks of memory, as JSON objects.
-
-    A process is what ``Train`` notes before it starts fairseq-train. fairseq writes a line about each epoch.
-    """
-    log = folder / "log"
-    lines = log.read_text(encoding="utf-8", errors="replace").splitlines() if log.exists() else []
-    entries = (entry for line in lines if (entry := logged(line)))
-    return [entry for entry in entries if {"process", "peak_memory_mib", "train_loss", "valid_loss"} & {*entry}]
-
-
-def logged(line: str) -> dict[str, Any]:
-    """Return the JSON in *line* of fairseq's log, or {} if it has none."""
-    start = line.find("{")
-    with contextlib.suppress(ValueError):  # fairseq also prints its configuration in braces
-        if start >= 0 and line.rstrip().endswith("}"):
-            found = json.loads(line[start:])
-            return found if isinstance(found, dict) else {}
-    return {}
-
-
-def progress_of(folder: Path) -> tuple[int, int]:
-    """Return the finished epochs and updates of a training."""
-    epochs = updates = 0
-    for entry in history(folder):
-        epochs = max(epochs, int(entry.get("epoch", 0)) if "train_loss" in entry else 0)
-        for name in ("train_num_updates", "valid_num_updates"):
-            updates = max(updates, int(float(entry.get(name, 0))))
-    return epochs, updates
-
-
-def lowest_loss(folder: Path) -> float | None:
-    """Return the lowest validation loss of a training; None if it has no finite one."""
-    losses = [float(entry["valid_loss"]) for entry in history(folder) if "valid_loss" in entry]
-    return min(filter(math.isfinite, losses), default=None)
 
 
 class Train(Step):

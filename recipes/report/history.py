@@ -1,5 +1,7 @@
 """The loss curve, speed and memory of a training, from its log."""
 
+import contextlib
+import json
 import math
 import statistics
 from pathlib import Path
@@ -8,7 +10,43 @@ from typing import Any
 import numpy as np
 
 from fairseq_rope.errors import InputError
-from recipes.training import history
+
+
+def history(folder: Path) -> list[dict[str, Any]]:
+    """Return what the log of a training says: its processes, its epochs, and the peaks of memory, as JSON objects.
+
+    A process is what ``Train`` notes before it starts fairseq-train. fairseq writes a line about each epoch.
+    """
+    log = folder / "log"
+    lines = log.read_text(encoding="utf-8", errors="replace").splitlines() if log.exists() else []
+    entries = (entry for line in lines if (entry := logged(line)))
+    return [entry for entry in entries if {"process", "peak_memory_mib", "train_loss", "valid_loss"} & {*entry}]
+
+
+def logged(line: str) -> dict[str, Any]:
+    """Return the JSON in *line* of fairseq's log, or {} if it has none."""
+    start = line.find("{")
+    with contextlib.suppress(ValueError):  # fairseq also prints its configuration in braces
+        if start >= 0 and line.rstrip().endswith("}"):
+            found = json.loads(line[start:])
+            return found if isinstance(found, dict) else {}
+    return {}
+
+
+def progress_of(folder: Path) -> tuple[int, int]:
+    """Return the finished epochs and updates of a training."""
+    epochs = updates = 0
+    for entry in history(folder):
+        epochs = max(epochs, int(entry.get("epoch", 0)) if "train_loss" in entry else 0)
+        for name in ("train_num_updates", "valid_num_updates"):
+            updates = max(updates, int(float(entry.get(name, 0))))
+    return epochs, updates
+
+
+def lowest_loss(folder: Path) -> float | None:
+    """Return the lowest validation loss of a training; None if it has no finite one."""
+    losses = [float(entry["valid_loss"]) for entry in history(folder) if "valid_loss" in entry]
+    return min(filter(math.isfinite, losses), default=None)
 
 
 def read_history(folder: Path, last_update: int) -> dict[str, Any]:
