@@ -10,7 +10,6 @@ import pytest
 import torch
 from fairseq import checkpoint_utils
 from fairseq.models.ema.ema import EMA
-from fairseq.models.transformer import TransformerModel
 from fairseq.models.transformer_align import TransformerAlignModel
 from subword_nmt.apply_bpe import BPE
 from subword_nmt.learn_bpe import learn_bpe
@@ -467,9 +466,6 @@ def test_translation_multi_simple_epoch_trains_and_translates(data_bin, tmp_path
     sampling = "--sampling-method temperature --sampling-temperature 1.5 --virtual-epoch-size 200".split()
     assert math.isfinite(float(valid_losses(train(data_bin, tmp_path, *task, *sampling))[1]))
     assert_translates(data_bin, tmp_path / "checkpoint_last.pt", *task, *PAIR, "--max-len-b", 8)
-    languages = {"source_lang": "en", "target_lang": "de"}
-    hub = TransformerModel.from_pretrained(str(tmp_path), "checkpoint_last.pt", str(data_bin), **languages)
-    assert isinstance(hub.translate("the dog", max_len_b=8), str)
 
 
 # -- 16 bits, torch.jit.script, pruning -------------------------------------------------------------------

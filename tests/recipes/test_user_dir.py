@@ -22,7 +22,7 @@ def test_a_recipe_trains_scores_and_exports_an_encoding_of_the_user(tmp_path, mo
     folder.mkdir()
     (folder / "__init__.py").write_text(code)
     monkeypatch.setitem(ENCODINGS, "recency", None)
-    words = [f"data={small_corpus(60)}", f"work={tmp_path / 'work'}", f"user_dir={folder}"]
+    words = [f"data={small_corpus(60, 60)}", f"work={tmp_path / 'work'}", f"user_dir={folder}"]
     flags = "train_flags=--position-encoding recency --recency-strength 0.5"
     printed = run("demo", *words, flags, "--until", "export")
     assert printed.count(f"--user-dir '{folder}'") == 4, "train, average, translate, export"
