@@ -32,8 +32,8 @@ def _whole(code: re.Match[str]) -> str:
 
 DIFFERENCES = """# Differences from fairseq
 
-Here you can look up what the plugin replaces in fairseq, why, and when each replacement can go. [Compatibility](compatibility.md) has the
-differences that you can notice first.
+Here you can look up what the plugin replaces in fairseq, why, and when each replacement can go.
+[Compatibility](compatibility.md) has the differences that you can notice first.
 """
 
 
