@@ -25,7 +25,7 @@ version=$("$python" -c 'import sys; print("%d.%d.%d" % sys.version_info[:3])' 2>
     refuse "no Python runs under the name $python: name one of 3.11 to 3.13 with PYTHON=..."
 case $version in
     3.1[1-3].*) ;;
-    3.1[4-9].* | 3.[2-9][0-9].*) refuse "$python is Python $version, on which fairseq cannot be imported (docs/versions.md): name one of 3.11 to 3.13 with PYTHON=..." ;;
+    3.1[4-9].* | 3.[2-9][0-9].*) refuse "$python is Python $version, on which fairseq cannot be imported (docs/compatibility.md): name one of 3.11 to 3.13 with PYTHON=..." ;;
     *) refuse "$python is Python $version and 3.11 to 3.13 is needed (name one with PYTHON=...), though a fairseq that already runs on an older Python needs no installation, only --user-dir fairseq_rope" ;;
 esac
 "$python" -c 'import venv, ensurepip' 2>/dev/null ||

@@ -1,4 +1,4 @@
-"""Hooks of mkdocs: the README is the home page, files that pages link to are on the site, and patches have a list."""
+"""Hooks of mkdocs: the README is the home page, files that pages link to are on the site, and patches have a page."""
 
 import itertools
 import logging
@@ -30,8 +30,15 @@ def _whole(code: re.Match[str]) -> str:
     return f"<code>{' '.join(words)}</code>"
 
 
+DIFFERENCES = """# Differences from fairseq
+
+Here you can look up what the plugin replaces in fairseq, why, and when each replacement can go.
+[Compatibility](compatibility.md) has the differences that you can notice first.
+"""
+
+
 def _patches() -> str:
-    """The list on the page of differences: each replacement of the plugin, with its docstring as the reason."""
+    """The list of the page of differences: each replacement of the plugin, with its docstring as the reason."""
     logging.basicConfig(level=logging.WARNING)  # otherwise, a module of fairseq lets mkdocs print all that it logs
     from fairseq_rope.plugin import REPLACEMENTS
 
@@ -44,7 +51,8 @@ def _patches() -> str:
 
 
 def on_files(files: Files, config: Any) -> Files:
-    """Add each linked file of the repository as plain text, which browsers display."""
+    """Add the page of differences, and each linked file of the repository as plain text, which browsers display."""
+    files.append(File.generated(config, "differences.md", content=f"{DIFFERENCES}\n{_patches()}"))
     pages = [_home(), *(page.read_text() for page in (ROOT / "docs").glob("*.md"))]
     for path in sorted({path for page in pages for path, _ in LINK_OUT_OF_DOCS.findall(page)} - {"README.md"}):
         files.append(File.generated(config, f"sources/{path}.txt", content=(ROOT / path).read_bytes()))
@@ -53,8 +61,6 @@ def on_files(files: Files, config: Any) -> Files:
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     """The text of a page, whose links to files of the repository lead to their copies."""
-    if page.file.src_uri == "differences.md":
-        markdown += f"\n{_patches()}"
     return LINK_OUT_OF_DOCS.sub(_copy, _home() if page.is_homepage else markdown)
 
 

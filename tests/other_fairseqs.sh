@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Test the plugin with another Python, torch, NumPy or fairseq. docs/versions.md lists the runs.
+# Test the plugin with another Python, torch, NumPy or fairseq. docs/compatibility.md lists the runs.
 #
 #   bash tests/other_fairseqs.sh PYTHON TORCH FAIRSEQ [NUMPY]
 #   bash tests/other_fairseqs.sh python3.12 2.13.0 fairseq-fixed==0.12.3.1

@@ -99,17 +99,16 @@ def flags_of(model):
 
 
 def test_the_tables_have_every_architecture_every_flag_and_every_tool():
-    pages = [(ROOT / "docs" / page).read_text() for page in ("training.md", "block.md", "encodings.md")]
-    training, block, encodings = pages
+    training, encodings = ((ROOT / "docs" / page).read_text() for page in ("training.md", "encodings.md"))
     named = re.findall(r"^\| `([\w]+)` \| `(\w+)` \|$", training, re.M)
     twins = {twin_of(arch): arch for model, of in ARCHITECTURES.items() if model not in ONE_SIDED for arch in of}
     assert dict(named) == {**twins, **BLOCKS}
     one_sided = {twin_of(arch) for model in ONE_SIDED for arch in ARCHITECTURES.get(model, ())}
     assert one_sided | {"roberta_rope_small"} == set(re.findall(r"`((?:transformer_lm|roberta)_rope\w*)`", training))
-    assert all(f"| `{arch}` | `{fairseq_arch}` |" in block for arch, fairseq_arch in BLOCKS.items())
+    assert all(f"| `{arch}` | `{fairseq_arch}` |" in encodings for arch, fairseq_arch in BLOCKS.items())
     new = flags_of(TransformerRopeModel) - flags_of(TransformerModel)
     assert "--rope-base" in new
-    documented = set(re.findall(r"`(--[\w-]+)", block + encodings))
+    documented = set(re.findall(r"`(--[\w-]+)", encodings))
     assert [flag for flag in new if not {flag, re.sub("^--(encoder|decoder)-", "--", flag)} & documented] == []
     assert set(re.findall(r"^\| `([a-z0-9-]+)`[^|]*\| [^|]*\| [^|]*\| [^|]*\|$", encodings, re.M)) >= set(ENCODINGS)
     assert all(f"`{prefix}`" in encodings for prefix in ENCODINGS_OF)
@@ -118,7 +117,7 @@ def test_the_tables_have_every_architecture_every_flag_and_every_tool():
 
 def documented_defaults():
     """The flags in the pages' tables whose default is a value, that value, and an encoding that uses the flag."""
-    pages = [(ROOT / "docs" / page).read_text() for page in ("training.md", "block.md", "encodings.md")]
+    pages = [(ROOT / "docs" / page).read_text() for page in ("training.md", "encodings.md")]
     for table in re.findall(r"^\| flag \| default \|.*\n((?:\|.*\n)+)", "\n".join(pages), re.M):
         for flags, default, used_by, *_ in (row.split("|")[1:] for row in table.splitlines()[1:]):
             encoding = re.match(" `([a-z0-9-]+)`", used_by)  # the column "used by", which one page has
@@ -135,15 +134,15 @@ def options_of(*words):
 
 @pytest.mark.parametrize("flag, value, encoding", list(documented_defaults()))
 def test_a_documented_default_is_that_of_the_flag(flag, value, encoding):
-    """docs/stability.md promises these defaults: a model with the flag is the one without it."""
+    """docs/compatibility.md promises these defaults: a model with the flag is the one without it."""
     arch = ("--arch", f"transformer_{encoding.replace('-', '_')}")
     without = options_of(*arch)
     assert flag == "--position-encoding" or flag.removeprefix("--").replace("-", "_") in without.values
     assert options_of(*arch, flag, value) == without
 
 
-def test_the_page_about_stability_lists_names_that_can_be_imported():
-    table = (ROOT / "docs" / "stability.md").read_text().split("## Python names")[1].split("## Not stable")[0]
+def test_the_names_that_stay_stable_can_be_imported():
+    table = (ROOT / "docs" / "compatibility.md").read_text().split("## Python names")[1].split("## Not stable")[0]
     rows = [re.findall(r"`([\w.]+)`", row) for row in table.splitlines() if row.startswith("| `fairseq_rope")]
     assert len(rows) == 4
     assert [

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from fairseq.data import Dictionary
 
 # The allowed difference between the log-probabilities of a word in the exported model and in the checkpoint (see
-# check_scores()). docs/export_options.md has the differences of trained models.
+# check_scores()). docs/serving.md has the differences of trained models.
 BOUNDS = {"float32": 1e-4, "int16": 0.02, "float16": 0.02, "bfloat16": 0.1, "int8": 0.3, "int8_float32": 0.3}
 SAMPLES = 64
 LONGEST_SOURCE = 200  # tokens of the validation set's sources that the checkpoint translates

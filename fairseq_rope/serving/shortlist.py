@@ -25,7 +25,7 @@ from ..lines import count_lines, lines_of
 from ..text.tokens import Pair, Tokens
 
 ALIGNER = "eflomal-align"
-CANDIDATES, FREQUENT = 30, 2000  # measured in docs/notes.md
+CANDIDATES, FREQUENT = 30, 2000  # docs/serving.md has what they cost
 LONGEST_WORD = 8  # subwords; text between two spaces that has more is not a word, as in Japanese
 
 Links = set[tuple[int, int]]  # (position in the source, position in the target)
