@@ -1,6 +1,7 @@
 """The documentation: its notebook runs, its links have targets, and its tables have the values of the code."""
 
 import cmath
+import csv
 import json
 import re
 import shutil
@@ -150,32 +151,43 @@ def test_the_names_that_stay_stable_can_be_imported():
     ] == []
 
 
-def test_the_picture_of_the_scores_has_the_points_of_the_table():
+@pytest.fixture(scope="module")
+def pictures():
+    """The module docs/pictures.py, which is in no package."""
     sys.path.insert(0, str(ROOT / "docs"))
     try:
-        import scores
+        return import_module("pictures")
     finally:
         sys.path.remove(str(ROOT / "docs"))
-    table = "| | A | difference (95%) |\n|---|---|---|\n| `x` | 1 | +2.5 (-1.0 to +4) |\n| `y` | 2 | |\n"
-    assert scores.panels(table) == {"A": [("x", 2.5, -1.0, 4.0)]} and scores.baseline(table) == "y"
-    places = [
-        [float(number) for point in re.findall(r'<use [^>]*x="([\d.]+)" y="([\d.]+)"', svg) for number in point]
-        for svg in (scores.PICTURE.read_text(), scores.picture().decode())
-    ]
-    assert len(places[0]) > 50 and places[0] == pytest.approx(places[1], abs=2), "run python docs/scores.py"
 
 
-def test_the_readme_has_the_scores_of_the_page_of_results():
-    tables = []
-    for page in ("README.md", "docs/results.md"):
-        table = re.search(r"(?:^\|.*\n)+", (ROOT / page).read_text(), re.M)[0]
-        rows = [[cell.strip() for cell in row.strip("|").split("|")] for row in table.splitlines()]
-        # the page has a column of differences after each column of scores
-        tables.append([row[:1] + [cell for cell in row[1:] if not re.match(r"[+-]\d", cell)] for row in rows[2:]])
-    in_readme, in_page = (
-        {row[0].split("`")[1]: [cell for cell in row[1:] if cell] for row in table} for table in tables
-    )
-    assert len(in_readme) == 4 and in_readme == in_page and all(len(cells) >= 2 for cells in in_page.values())
+@pytest.mark.parametrize("name", ["scores", "long_context", "losses", "encodings_scores"])
+def test_a_picture_has_the_points_of_its_table(pictures, name):
+    drawn = pictures.as_svg(pictures.PICTURES[name])
+    saved = (ROOT / "docs" / f"{name}.svg").read_text()
+    points = [[float(number) for number in re.findall(r"(?<=[ \"])-?\d+\.\d(?=[ \"])", svg)] for svg in (saved, drawn)]
+    assert len(points[0]) > 500 and points[0] == pytest.approx(points[1], abs=2), "run python docs/pictures.py"
+    assert "#000000" not in drawn and "#ffffff" not in drawn  # readable on white and on black
+
+
+def test_the_scores_of_the_readme_stand_on_the_page_of_results():
+    table = re.search(r"(?:^\|.*\n)+", (ROOT / "README.md").read_text(), re.M)[0]
+    rows = [re.findall(r"[\d.]+ ± [\d.]+|(?<=\| )\d+\.\d+(?= \|)", row) for row in table.splitlines()[2:]]
+    pages = "".join(page.read_text() for page in ROOT.glob("docs/results*.md"))
+    assert len(rows) == 4
+    for sinusoids, rope, gain in rows:
+        assert "±" not in rope or (sinusoids in pages and rope in pages)  # the paper's row has no ±
+        assert float(gain) == pytest.approx(float(rope.split()[0]) - float(sinusoids.split()[0]))
+
+
+def test_the_table_of_runs_has_the_scores_of_the_page_and_of_the_picture(pictures):
+    with (ROOT / "docs" / "data" / "runs.csv").open(encoding="utf-8", newline="") as file:
+        runs = {row["sacrebleu"] for row in csv.DictReader(file) if row["seeds"] in "123"}
+    assert {row["sacrebleu"] for row in pictures.table("scores")} <= runs
+    results = (ROOT / "docs" / "results.md").read_text()
+    tables = re.findall(r"^\| \| seed 1 \|.*\n\|[-|]+\n((?:\|.*\n)+)", results, re.M)
+    scores = [cell for table in tables for cell in re.findall(r"(?<=\| )\d+\.\d+(?= \|)", table)]
+    assert len(scores) >= 40 and set(scores) <= runs | set(re.findall(r"\| (0\.\d+) \|", results))
 
 
 @pytest.mark.slow

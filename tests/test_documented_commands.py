@@ -33,7 +33,7 @@ PYTHON = re.compile("from |import ")
 # The beginnings of the blocks that are neither commands nor Python: outputs, formulas, drawings, flags, YAML
 TEXTS = (
     *("source  Displays", "output of query m", "x (T, B, C)", "one sentence, beam 3", "cache  "),
-    *("--encoder-normalize-before ", "rope: {}", "rope-2e-3: {", "model: {_name: "),
+    *("--encoder-normalize-before ", "rope: {}", "model: {_name: "),
 )
 # The beginnings of commands that do not run here, and another test that runs them or the reason
 NOT_RUN = {
