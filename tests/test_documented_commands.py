@@ -229,11 +229,11 @@ def value_of(flag, words, default=""):
 
 
 def train_briefly(words):
-    arch, folder = value_of("--arch", words), Path(value_of("--save-dir", words, "checkpoints"))
+    arch, folder = value_of("--arch", words), Path(value_of("--save-dir", words, "trained"))
     sizes = next(sizes for name, sizes in SIZES.items() if arch.startswith(name))
     more = "--tokens-per-sample 32" if value_of("--task", words) == "masked_lm" else ""
     shutil.rmtree(folder, ignore_errors=True)
-    log = call(*words, *f"{sizes} {BRIEF} {more}".split())
+    log = call(*words, *f"{sizes} {BRIEF} {more} --save-dir {folder}".split())
     assert (folder / "checkpoint_best.pt").exists() and "usual criterion" not in log
 
 
