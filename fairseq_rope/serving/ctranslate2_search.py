@@ -14,7 +14,7 @@ from typing import Any
 from ..text.tokens import Pair, Tokens
 from .exported_folder import INT8, LONGEST_LINE, TranslateError, separator_of, source_vocabulary
 
-# Tokens in a batch. On a CPU each core translates one batch; docs/benchmarks.md has the speed of these sizes.
+# Tokens in a batch. On a CPU each core translates one batch; docs/gpus.md has the speed of these sizes.
 BATCH_TOKENS = {**dict.fromkeys(INT8, 512), "cuda": 8192}
 DEFAULT_BATCH_TOKENS = 1024
 # Search._ranked scores hypotheses again if their order changes with log-probabilities that are lower by this
