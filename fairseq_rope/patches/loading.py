@@ -131,8 +131,8 @@ def refuse_other_dictionaries(reading: Reading, task: Any) -> None:
     """Raise a CheckpointError if *task* has other words, or another order, than in the training of a file read."""
     own = dictionaries_of(task)
     for path, trained in reading.dictionaries.items():
-        for name in own.keys() & trained.keys():
-            (digest, file), (trained_digest, trained_file) = own[name], trained[name]
+        for name, (digest, file) in own.items():
+            trained_digest, trained_file = trained.get(name, own[name])
             if digest != trained_digest:
                 raise CheckpointError(
                     f"{path} was trained with the dictionary {trained_file}, and {file} has other words, or another "
