@@ -7,7 +7,7 @@
 # share of exact sequences (greedy search, in %), for the lengths of training and for twice these lengths. To
 # continue after an interruption, repeat the command.
 #
-# The defaults are for CPUs. The paper: WIDTH=512 HEADS=8 LENGTH=100 DEVIATION=10 LR=5e-4 WARMUP=470 EPOCHS=400
+# The defaults are for CPUs. The authors: WIDTH=512 HEADS=8 LENGTH=100 DEVIATION=10 LR=5e-4 WARMUP=470 EPOCHS=400
 set -euo pipefail
 work=${1:?WORK: a folder for data and models}
 TASK=${TASK:-copy} # copy, repeat or reverse
