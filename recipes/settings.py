@@ -47,6 +47,7 @@ class Settings:
     )
     holdout_every: int = _setting(0, "n: validate on every n-th training pair, instead of valid_files", 0)
 
+    lower_case: bool = _setting(False, "whether all texts are in lower case, those of the test sets too")
     normalise_punctuation: str = _setting(
         "none", "sides whose punctuation is normalised", choices=("none", "source", "target", "both")
     )

@@ -55,13 +55,14 @@ class Text(Step):
 
     def commands(self) -> list[str]:
         (source, target), lines = self.settings["langs"], []
+        lower_case = ["--lower-case"] * self.settings["lower_case"]
         corpora = [[self._path(template) for template in corpus] for corpus in self.options["corpora"]]
         for number in range(self.settings["references"]):
             name = f"text.{number + 1}" if number else "text"
             references = [f"--reference {quoted(corpus[number])}" for corpus in corpora] if number else []
             lines.append(
                 f"python -m recipes.text.extract --source-lang {source} --target-lang {target} --output {name} "
-                + " ".join([*(quoted(corpus[0]) for corpus in corpora), *references])
+                + " ".join([*lower_case, *(quoted(corpus[0]) for corpus in corpora), *references])
             )
         return lines
 
@@ -260,7 +261,7 @@ class Pipeline:
         all_located = [one for corpus in located for one in corpus]
         files = {file: digest for one in all_located for file, digest in one.digests.items()}
         names = [[one.name for one in corpus] for corpus in located]
-        read = {"langs": self.langs, "corpora": names, "references": len(names[0]), "files": files}
+        read = self._read("lower_case", corpora=names, references=len(names[0]), files=files)
         paths = {"corpora": [[one.path for one in corpus] for corpus in located]}
         to_fetch = {file: known for one in all_located for file, known in one.to_fetch.items()}
         fetched = Fetch("fetch", name, {"files": to_fetch}, {}, {"manifest": str(self.corpus.manifest)})

@@ -6,47 +6,34 @@ from typing import Any
 
 import numpy as np
 
-from recipes.report import bootstrap
+from recipes.report import significance
 
 Draws = Mapping[str, Mapping[int, np.ndarray]]  # by system and seed: the score on each resampled test set
 
 
 def compared(baseline: str, draws: Draws, lower_is_better: bool = False) -> dict[str, Any]:
-    """Return the scores of the systems, the best one, and the bootstraps against the *baseline* and against the best.
+    """Return the scores of the systems, the best one, and the tests against the *baseline* and against the best.
 
     Returns:
-        ``scores`` by system and seed; ``best``; ``against_baseline`` and ``against_best``, the bootstraps of the other
-        systems over the seeds that both have; ``by_seed``, those against the baseline for each seed
+        ``scores`` by system and seed; ``best``; ``against_baseline`` and ``against_best``, the tests of the other
+        systems over the seeds that both have
     """
     scores = {system: {seed: float(one[0]) for seed, one in by_seed.items()} for system, by_seed in draws.items()}
     against_baseline = _against(baseline, draws)
     best = in_order(scores, baseline, against_baseline, lower_is_better)[0]
-    by_seed = {
-        system: {seed: bootstrap.paired_bootstrap([of_baseline[seed]], [one]) for seed, one in of_system.items()}
-        for system, of_system, of_baseline in _with_common_seeds(baseline, draws)
-    }
-    against = {"against_baseline": against_baseline, "against_best": _against(best, draws), "by_seed": by_seed}
-    return {"scores": scores, "best": best, **against}
-
-
-def _with_common_seeds(reference: str, draws: Draws) -> list[tuple[str, dict[int, np.ndarray], dict[int, np.ndarray]]]:
-    """Return each other system with its *draws* and those of *reference*, of the seeds that both have."""
-    of_reference = draws.get(reference, {})
-    pairs = []
-    for system, by_seed in draws.items():
-        common = [seed for seed in by_seed if seed in of_reference]
-        if system != reference and common:
-            pairs.append((system, {n: by_seed[n] for n in common}, {n: of_reference[n] for n in common}))
-    return pairs
+    against_best = _against(best, draws)
+    return {"scores": scores, "best": best, "against_baseline": against_baseline, "against_best": against_best}
 
 
 def _against(reference: str, draws: Draws) -> dict[str, dict[str, Any]]:
-    """Return the bootstraps of all systems that share a seed with *reference*, with p corrected for their number."""
-    results: dict[str, dict[str, Any]] = {
-        system: {"seeds": [*by_seed], **bootstrap.paired_bootstrap([*of_reference.values()], [*by_seed.values()])}
-        for system, by_seed, of_reference in _with_common_seeds(reference, draws)
-    }
-    corrected = bootstrap.holm([result["p_value"] for result in results.values()])
+    """Return the tests of all systems that share a seed with *reference*, with p corrected for their number."""
+    of_reference, results = draws.get(reference, {}), dict[str, dict[str, Any]]()
+    for system, by_seed in draws.items():
+        common = [seed for seed in by_seed if seed in of_reference]
+        if system != reference and common:
+            pairs = ([each[seed] for seed in common] for each in (of_reference, by_seed))
+            results[system] = {"seeds": common, **significance.paired_test(*pairs)}
+    corrected = significance.holm([result["p_value"] for result in results.values()])
     return {name: {**result, "p_holm": p} for (name, result), p in zip(results.items(), corrected, strict=True)}
 
 
@@ -56,7 +43,7 @@ def in_order(
     against: Mapping[str, Mapping[str, Any]],
     lower_is_better: bool = False,
 ) -> list[str]:
-    """Return the systems of *scores*, the best first. *against* has their bootstraps against the baseline.
+    """Return the systems of *scores*, the best first. *against* has their tests against the baseline.
 
     Means over different seeds cannot be compared, because some seeds give higher scores to all systems. So the order is
     that of the differences to the baseline, each over the seeds that both have. For the baseline itself, this is 0.
@@ -72,6 +59,6 @@ def in_order(
 
 
 def as_good(against: Mapping[str, Any], lower_is_better: bool = False) -> bool:
-    """Return whether a bootstrap *against* the best system does not show the other system to be worse."""
+    """Return whether a test *against* the best system does not show the other system to be worse."""
     better = against["difference"] <= 0 if lower_is_better else against["difference"] >= 0  # over the common seeds
-    return against["p_holm"] > bootstrap.SIGNIFICANT or better
+    return against["p_holm"] > significance.SIGNIFICANT or better

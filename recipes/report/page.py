@@ -8,11 +8,11 @@ from pathlib import Path
 import jinja2
 import yaml
 
-from recipes.report.bootstrap import SIGNIFICANT
 from recipes.report.contents import Contents
 from recipes.report.plots import FEWEST, as_svg, plots
 from recipes.report.results import Results, all_runs, results_of
 from recipes.report.sentences import NOTED, listed, plain, sentences_on
+from recipes.report.significance import SIGNIFICANT
 from recipes.report.tables import as_csv, score_tables, training_tables
 
 TEMPLATES = jinja2.Environment(

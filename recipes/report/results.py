@@ -13,13 +13,13 @@ import numpy as np
 from fairseq_rope.errors import InputError
 from fairseq_rope.lines import lines_of, read_lines
 from fairseq_rope.text.generated import read_generated
-from recipes.report import bootstrap
+from recipes.report import significance
 from recipes.report.comparison import compared, in_order
 from recipes.report.contents import Contents, FinishedRun, TestSet
 from recipes.report.history import last_fall, read_history
 
 Results = dict[str, Any]
-BLEU = "sacreBLEU"  # the metric of the bootstraps
+BLEU = "sacreBLEU"  # the metric of the tests
 LENGTHS = "sacreBLEU_by_source_length"  # of score.json
 
 
@@ -32,7 +32,7 @@ def results_of(contents: Contents) -> Results:
         "definitions": _definitions(contents),
         "runs": {system: [_of_run(run) for run in runs] for system, runs in contents.runs.items()},
         "longest_in_training": longest,
-        "bootstrap": {"resamples": bootstrap.RESAMPLES, "seed": bootstrap.SEED},
+        "bootstrap": {"resamples": significance.RESAMPLES, "seed": significance.SEED},
         "test_sets": [_of_test_set(contents, test_set, longest) for test_set in contents.test_sets],
         "sweeps": {system: asdict(sweep) for system, sweep in contents.sweeps.items()},
         "missing": dict(contents.missing),
@@ -83,12 +83,12 @@ def _of_test_set(contents: Contents, test_set: TestSet, longest: int) -> dict[st
     report = next(iter(reports[baseline].values()))
     generated = str(contents.runs[baseline][0].generated[name])
     counts = [len(source.split()) for source in read_generated(lines_of(generated), generated).sources.values()]
-    drawn = bootstrap.draw(len(next(iter(rows[baseline].values()))), bootstrap.RESAMPLES)
+    drawn = significance.draw(len(next(iter(rows[baseline].values()))), significance.RESAMPLES)
     return {
         **{"name": name, "lines": drawn.shape[1], "signature": report["metrics"][0]["signature"]},
         "subwords a line": statistics.mean(counts),
         "lines longer than in training": sum(count > longest for count in counts),
-        BLEU: compared(baseline, _of_each(rows, lambda one: bootstrap.scores_of_draws(one, drawn))),
+        BLEU: compared(baseline, _of_each(rows, lambda one: significance.scores_of_draws(one, drawn))),
         "length_ratios": _of_each(rows, lambda one: float(one[:, 8].sum() / one[:, 9].sum())),
         "scorers": _scorers(reports, baseline, drawn),
         "metrics": {
@@ -117,14 +117,14 @@ def _of_each(runs: Mapping[str, Mapping[int, Any]], value: Callable[[Any], Any])
 
 
 def _statistics(run: FinishedRun, test_set: TestSet, tokenize: str) -> np.ndarray:
-    """Return the :func:`.bootstrap.statistics` of the translations of *test_set* by *run*."""
+    """Return the :func:`.significance.statistics` of the translations of *test_set* by *run*."""
     path = run.hypotheses[test_set.name]
     hypotheses = read_lines(str(path), may_be_blank=True)
     references = {reference: [*lines_of(str(reference))] for reference in test_set.references}
     for reference, expected in references.items():
         if len(expected) != len(hypotheses):
             raise InputError(f"{path} has {len(hypotheses)} lines, and {reference} has {len(expected)}")
-    return bootstrap.statistics(hypotheses, *references.values(), tokenize=tokenize)
+    return significance.statistics(hypotheses, *references.values(), tokenize=tokenize)
 
 
 def _scorers(reports: Reports, baseline: str, drawn: np.ndarray) -> dict[str, Any]:

@@ -4,9 +4,9 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from recipes.report.bootstrap import SIGNIFICANT
 from recipes.report.comparison import as_good
 from recipes.report.results import BLEU, Results, all_runs, at_end, of_fewer_seeds, ranked
+from recipes.report.significance import SIGNIFICANT
 from recipes.report.tables import interval, p_text, spread
 
 NOTED = ("commit", "versions", "hardware", "batches")  # facts about every training process
@@ -30,7 +30,7 @@ def sentences_on(results: Results) -> list[str]:
     sentences += [_of_scores(results, one[BLEU], f" on {one['name']}")[0] for one in others]
     single = [name for name in ranked(results) if len(results["runs"][name]) == 1]
     fewer = of_fewer_seeds(results["runs"])
-    sentences += [f"Only one seed: {listed(single)}. Other seeds can differ."] if single else []
+    sentences += [f"One seed: sentences only, for {listed(single)}. Other seeds can differ."] if single else []
     sentences += [f"Fewer seeds than others: {listed(fewer)}. Compare differences, not means."] if fewer else []
     sentences += _early(results)
     for system, sweep in results["sweeps"].items():
@@ -43,9 +43,11 @@ def sentences_on(results: Results) -> list[str]:
 def _of_scores(results: Results, compared: Mapping[str, Any], on: str) -> list[str]:
     """Return sentences on the scores of a test set, first the best system. *on* names the test set."""
     baseline, systems, best = results["baseline"], ranked(results), compared["best"]
-    against = compared["against_baseline"]
+    against, scores = compared["against_baseline"], compared["scores"]
+    if max(statistics.mean(by_seed.values()) for by_seed in scores.values()) < LOW:
+        return [f"No system reaches {LOW} sacreBLEU{on}, so there is no verdict."]
     lead = f", {interval(against[best])} against {baseline}" if best in against else ""
-    sentences = [f"{best} has the best result{on}: sacreBLEU {spread(compared['scores'][best].values())}{lead}."]
+    sentences = [f"{best} has the best result{on}: sacreBLEU {spread(scores[best].values())}{lead}."]
     tested = [name for name in systems if name in compared["against_best"]]  # those with a seed of the best
     equal = [name for name in tested if as_good(compared["against_best"][name])]
     if tested:
@@ -54,7 +56,7 @@ def _of_scores(results: Results, compared: Mapping[str, Any], on: str) -> list[s
     for name in (name for name in systems if name in against):
         difference, significant = against[name]["difference"], against[name]["p_holm"] <= SIGNIFICANT
         kind = ("better than" if difference > 0 else "worse than") if significant else "indistinguishable from"
-        seeds = ", ".join(f"{one['difference']:+.2f}" for one in compared["by_seed"][name].values())
+        seeds = ", ".join(f"{scores[name][seed] - scores[baseline][seed]:+.2f}" for seed in against[name]["seeds"])
         details = f"{interval(against[name])}, p {p_text(against[name])}; by seed {seeds}"
         kinds[kind].append(f"{name} ({details if len(against) == 1 else f'{difference:+.2f}'})")
     sentences += [f"{_are(names)} {kind} the baseline {baseline}." for kind, names in kinds.items() if names]
@@ -65,8 +67,6 @@ def _of_scores(results: Results, compared: Mapping[str, Any], on: str) -> list[s
 def _early(results: Results) -> list[str]:
     """Return a paragraph if the systems are trained too briefly for conclusions."""
     sentences = []
-    if max(statistics.mean(by_seed.values()) for by_seed in results["test_sets"][0][BLEU]["scores"].values()) < LOW:
-        sentences.append(f"No system reaches {LOW} sacreBLEU.")
     limited = [(name, run) for name, run in all_runs(results) if not run["converged"]]
     if names := [*dict.fromkeys(name for name, run in limited if run["patience"])]:
         reached = f"Trainings of {listed(names)} reached the limit of epochs or updates"

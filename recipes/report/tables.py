@@ -6,9 +6,9 @@ import statistics
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any, NamedTuple
 
-from recipes.report.bootstrap import RESAMPLES, SIGNIFICANT
 from recipes.report.comparison import as_good, in_order
 from recipes.report.results import BLEU, Results, all_runs, at_end, marked, of_fewer_seeds, ranked
+from recipes.report.significance import SIGNIFICANT
 
 
 class Table(NamedTuple):
@@ -32,24 +32,21 @@ def spread(values: Collection[float | None], digits: int = 2) -> str:
     return f"{statistics.mean(numbers):,.{digits}f} ± {statistics.stdev(numbers):,.{digits}f}"
 
 
-def p_text(against: Mapping[str, Any], key: str = "p_holm") -> str:
-    """Return the p-value *key* of a bootstrap as text. The smallest p that resamples can give is an upper bound."""
-    return f"{'≤ ' if against['p_value'] <= 1.0001 / (RESAMPLES + 1) else ''}{against[key]:.3f}"
+def p_text(against: Mapping[str, Any]) -> str:
+    """Return the corrected p-value of a test as text."""
+    p = f"{against['p_holm']:.3f}" if against["p_holm"] > 0.001 else "≤ 0.001"
+    return f"{p}; one seed: sentences only" if len(against["seeds"]) == 1 else p
 
 
-def p_judged(against: Mapping[str, Any], key: str = "p_holm") -> str:
+def p_judged(against: Mapping[str, Any]) -> str:
     """Return :func:`p_text`, and whether the difference is not significant."""
-    return p_text(against, key) + (" (not significant)" if against[key] > SIGNIFICANT else "")
+    return p_text(against) + (" (not significant)" if against["p_holm"] > SIGNIFICANT else "")
 
 
 def interval(against: Mapping[str, Any], digits: int = 2) -> str:
-    """Return the difference of a bootstrap and its interval as text."""
+    """Return the difference of a test and its interval as text."""
     difference, low, high = (f"{against[key]:+.{digits}f}" for key in ("difference", "low", "high"))
     return f"{difference} ({low} to {high})"
-
-
-def _judged(against: Mapping[str, Any] | None, key: str) -> str:
-    return f"{interval(against)}, p {p_judged(against, key)}" if against else ""
 
 
 def score_tables(results: Results) -> dict[str, Table]:
@@ -92,18 +89,14 @@ def _test_set_table(results: Results) -> Table:
         for one in sets:
             ratio = statistics.mean(one["length_ratios"][name].values())
             rows[-1].append(f"{spread(one[BLEU]['scores'][name].values())} ({ratio:.2f})")
-            rows[-1].append(_judged(one[BLEU]["against_baseline"].get(name), "p_holm"))
-    return Table("sacreBLEU and length ratio on each test set", ["system", *_two_columns(results)], rows)
-
-
-def _two_columns(results: Results) -> list[str]:
-    """Return the titles of two columns for each test set: for the score, and for its difference to the baseline."""
-    names = [one["name"] for one in results["test_sets"]]
-    return [title for name in names for title in (name, f"{name}: difference to {results['baseline']} (95%)")]
+            against = one[BLEU]["against_baseline"].get(name)
+            rows[-1].append(f"{interval(against)}, p {p_judged(against)}" if against else "")
+    head = [cell for one in sets for cell in (one["name"], f"{one['name']}: difference to {results['baseline']} (95%)")]
+    return Table("sacreBLEU and length ratio on each test set", ["system", *head], rows)
 
 
 def _score_table(title: str, results: Results, compared: Mapping[str, Any], metric: str) -> Table:
-    """Return the scores of the systems by *metric*, and their bootstraps. *compared* has both."""
+    """Return the scores of the systems by *metric*, and their tests. *compared* has both."""
     baseline, scores, lower_is_better = results["baseline"], compared["scores"], compared.get("lower_is_better", False)
     largest = max(abs(score) for by_seed in scores.values() for score in by_seed.values())
     digits = 2 if metric == BLEU or largest >= 100 else 4
@@ -121,7 +114,7 @@ def _score_table(title: str, results: Results, compared: Mapping[str, Any], metr
 
 
 def _beside_best(compared: Mapping[str, Any], name: str) -> str:
-    """Return how the system *name* compares with the best one, by the bootstraps in *compared*."""
+    """Return how the system *name* compares with the best one, by the tests in *compared*."""
     against = compared["against_best"].get(name)
     if name == compared["best"] or against is None:
         return "best" if name == compared["best"] else "no common seed"
@@ -152,15 +145,18 @@ def _cost_table(results: Results) -> Table:
 
 
 def _run_table(results: Results) -> Table:
-    rows = []
+    rows, baseline = [], results["baseline"]
     for name in ranked(results):
         for run in results["runs"][name]:
             row = [run["title"]]
-            for one in (test_set[BLEU] for test_set in results["test_sets"]):
-                against = one["by_seed"].get(name, {}).get(run["seed"])
-                row += [f"{one['scores'][name][run['seed']]:.2f}", _judged(against, "p_value")]
+            for scores in (one[BLEU]["scores"] for one in results["test_sets"]):
+                score = scores[name][run["seed"]]
+                beside = name != baseline and run["seed"] in scores[baseline]
+                row.append(f"{score:.2f}" + (f" ({score - scores[baseline][run['seed']]:+.2f})" if beside else ""))
             rows.append([*row, f"{number(run['lowest_loss'], 3)} at update {run['update_of_lowest_loss']:,}"])
-    return Table("sacreBLEU of each run", ["run", *_two_columns(results), "lowest validation loss"], rows)
+    sets = [one["name"] for one in results["test_sets"]]
+    title = f"sacreBLEU of each run (difference to {baseline} from the same seed)"
+    return Table(title, ["run", *sets, "lowest validation loss"], rows)
 
 
 def _each_once(texts: Iterable[str]) -> str:

@@ -149,7 +149,7 @@ def _cells(chunks: Iterator[str], place: Place, column: int, documents: bool) ->
         yield "".join(cells)
 
 
-def _write(place: Place, file: BinaryIO, documents: bool, bar: tqdm) -> tuple[int, int]:
+def _write(place: Place, file: BinaryIO, documents: bool, lower_case: bool, bar: tqdm) -> tuple[int, int]:
     """Write the sentences at *place* to *file*. Returns the number of lines, and that of the boundaries among them."""
     lines = boundaries = 0
     for text in texts_at(place, documents):
@@ -157,7 +157,8 @@ def _write(place: Place, file: BinaryIO, documents: bool, bar: tqdm) -> tuple[in
             stripped = [line if NOT_PRINTING.sub("", line).strip() else "" for line in split(text)]
             boundaries += stripped.count("")
             text = "".join(line + "\n" for line in stripped)
-        file.write(unicodedata.normalize("NFC", text).encode("utf-8"))
+        text = unicodedata.normalize("NFC", text)
+        file.write((text.lower() if lower_case else text).encode("utf-8"))
         lines += text.count("\n")
         bar.update(text.count("\n"))
     if documents and not boundaries and _suffix(place) not in SGM:
@@ -172,6 +173,7 @@ def extract(
     prefix: Path,
     documents: bool = False,
     references: Sequence[str] = (),
+    lower_case: bool = False,
 ) -> int:
     """Write ``PREFIX.SOURCE`` and ``PREFIX.TARGET`` from all *templates*. Returns the number of pairs.
 
@@ -195,7 +197,7 @@ def extract(
             for file in files if documents and pairs else []:
                 file.write(b"\n")
             (lines, boundaries), (others, _) = (
-                _write(place, file, documents, bar) for place, file in zip(places, files, strict=True)
+                _write(place, file, documents, lower_case, bar) for place, file in zip(places, files, strict=True)
             )
             if lines != others:
                 raise InputError(f"{places[0]} has {lines} lines and {places[1]} has {others} lines: must be as many")
@@ -210,13 +212,14 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--target-lang", required=True, metavar="LANG")
     parser.add_argument("--output", required=True, type=Path, metavar="PREFIX", help="writes PREFIX.LANG of both")
     parser.add_argument("--documents", action="store_true", help="blank lines separate documents")
+    parser.add_argument("--lower-case", action="store_true", help="write all letters in lower case")
     form = "PATH or ARCHIVE:MEMBER with {lang} for the language or {side} for src or ref in it; .gz, .bz2 and .xz are"
     parser.add_argument("templates", nargs="+", metavar="TEMPLATE", help=f"{form} decompressed")
     parser.add_argument("--reference", action="append", default=[], help="of the target, one for each TEMPLATE")
     args = parser.parse_args(argv)
     with ending_in_one_sentence("recipes.text.extract"):
         langs = args.source_lang, args.target_lang
-        pairs = extract(args.templates, *langs, args.output, args.documents, args.reference)
+        pairs = extract(args.templates, *langs, args.output, args.documents, args.reference, args.lower_case)
         print(f"{args.output}: {pairs:,} pairs")
 
 

@@ -220,3 +220,8 @@ def test_a_damaged_archive_is_refused(tmp_path):
     for damaged in (content[:middle], content[:-5], changed, b"<html>not found</html>" * 100, b""):
         write(tmp_path, {"a.tgz": damaged})
         assert f"{tmp_path}/a.tgz" in refuse(tmp_path, "a.tgz:t.{lang}")
+
+
+def test_all_letters_can_be_written_in_lower_case(tmp_path):
+    write(tmp_path, {"a.en": b"ONE. It's\n", "a.de": "EINS Ä ß.\n".encode()})
+    assert extract(tmp_path, "a.{lang}", flags=["--lower-case"]) == (b"one. it's\n", "eins ä ß.\n".encode())

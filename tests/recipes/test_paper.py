@@ -7,7 +7,7 @@ import subprocess
 
 import pytest
 
-from recipes.paper import prepare
+from recipes.paper import prepare, sequences
 from tests.commands import BIN, ENVIRONMENT, LIMIT, ROOT
 
 SIZES = {
@@ -79,6 +79,29 @@ def test_fine_tuning_prints_the_accuracy(data, work, task, pretrained):
 def test_long_documents_print_the_test_accuracy(data, tmp_path):
     output = run("long_documents", data, tmp_path, LIMITS="32", EPOCHS="1")
     assert 0 <= last_number(r"\| accuracy", output) <= 100
+
+
+@pytest.mark.slow
+def test_sequences_print_perplexity_and_exact_sequences_of_both_lengths(tmp_path):
+    output = run("sequences", tmp_path, "--max-update", "3", TASK="reverse", LENGTH="3", DEVIATION="1")
+    for part, line in zip(("test", "test1"), output.splitlines()[-2:], strict=True):
+        perplexity, exact = re.fullmatch(rf"{part} \| ppl ([\d.]+) \| exact ([\d.]+)", line).groups()
+        assert float(perplexity) > 5 and 0 <= float(exact) < 50
+
+
+@pytest.mark.parametrize("task, target", [("copy", "a b c"), ("repeat", "a b c a b c"), ("reverse", "c b a")])
+def test_sequences_are_copied_repeated_or_reversed(tmp_path, task, target):
+    assert " ".join(sequences.TARGETS[task](["a", "b", "c"])) == target
+    sequences.write_sets(task, tmp_path, 20, 2)
+    lengths = {}
+    for part in sequences.SETS:
+        sources, targets = (
+            [line.split() for line in (tmp_path / f"{part}.{side}").read_text().splitlines()]
+            for side in ("source", "target")
+        )
+        assert [*map(sequences.TARGETS[task], sources)] == targets
+        lengths[part] = sum(map(len, sources)) / len(sources)
+    assert [round(length) for length in lengths.values()] == [20, 20, 20, 40]
 
 
 def test_one_file_of_a_language_model_is_split(tmp_path):

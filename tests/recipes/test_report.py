@@ -6,6 +6,7 @@ import json
 import math
 import random
 import re
+from copy import deepcopy
 from dataclasses import replace
 
 import numpy as np
@@ -16,11 +17,11 @@ from fairseq_rope.errors import InputError
 from fairseq_rope.metrics import SOURCE_WORDS, score_sentences
 from fairseq_rope.tools.score import Sentences, build_report
 from recipes.report import contents, page, plots
-from recipes.report.bootstrap import corpus_bleu, draw, holm, paired_bootstrap, scores_of_draws, statistics
 from recipes.report.comparison import compared, in_order
 from recipes.report.history import read_history
 from recipes.report.results import results_of
 from recipes.report.sentences import sentences_on
+from recipes.report.significance import corpus_bleu, draw, holm, paired_test, scores_of_draws, statistics
 
 WORDS = "the a dog cat sees takes red blue big old house book".split()
 
@@ -43,42 +44,60 @@ def test_statistics_add_up_to_the_corpus():
             assert bleu == pytest.approx(sacrebleu.corpus_bleu(hyps, expected).score)
 
 
-def test_the_bootstrap_resamples_sentences_with_all_their_seeds():
+def test_the_test_over_sentences_draws_them_with_all_their_seeds():
     references, first = corpus(2, 20, 0.4)
     systems = [[first, corpus(2, 20, 0.3)[1]], [corpus(2, 20, 0.2)[1], corpus(2, 20, 0.25)[1]]]
     drawn = draw(20, resamples=40)
     of_each = [[scores_of_draws(statistics(seed, references), drawn) for seed in seeds] for seeds in systems]
-    result = paired_bootstrap(*of_each)
 
-    def mean(seeds, chosen):
+    def differences(chosen):
         drawn = [references[n] for n in chosen]
-        return np.mean([sacrebleu.corpus_bleu([h[n] for n in chosen], [drawn]).score for h in seeds])
+        scores = [[sacrebleu.corpus_bleu([h[n] for n in chosen], [drawn]).score for h in seeds] for seeds in systems]
+        return np.subtract(*scores[::-1])
 
-    draws = np.random.default_rng(12345).integers(20, size=(40, 20))
-    differences = np.array([mean(systems[1], chosen) - mean(systems[0], chosen) for chosen in draws])
-    difference = mean(systems[1], range(20)) - mean(systems[0], range(20))
-    assert result["difference"] == pytest.approx(difference)
-    assert result["p_value"] == pytest.approx(p_of(difference, differences))
-    # The interval has the true differences that the test does not reject.
-    for end, outside in ((result["low"], -1e-6), (result["high"], 1e-6)):
-        assert p_of(difference - end - outside, differences) <= 0.05 < p_of(difference - end + outside, differences)
-
-
-def p_of(difference, resampled):
-    """The probability of a *difference* as large by chance, from the *resampled* ones (Koehn 2004)."""
-    as_large = [abs(one - np.mean(resampled)) >= abs(difference) for one in resampled]
-    return (sum(as_large) + 1) / (len(as_large) + 1)
+    resampled = [differences(chosen) for chosen in np.random.default_rng(12345).integers(20, size=(40, 20))]
+    for seeds in (1, 2):
+        result = paired_test(*(scores[:seeds] for scores in of_each))
+        measured = differences(range(20))[:seeds]
+        assert result["difference"] == pytest.approx(np.mean(measured))
+        assert result["p_value"] == pytest.approx(p_of(measured, [np.mean(one[:seeds]) for one in resampled]))
 
 
-@pytest.mark.parametrize("resamples", [40, 199, 1000])
-def test_an_interval_contains_0_exactly_if_its_p_is_above_0_05(resamples):
-    """Resampled differences can be skewed, and their mean can differ from the measured difference."""
-    draw = np.random.default_rng(3)
-    significant = []
+def p_of(differences, resampled):
+    """The larger p of two tests of the *differences* of one or two seeds, from the formulas of their distributions."""
+    difference = abs(np.mean(differences))
+    over_sentences = math.erfc(difference / np.std(resampled) / math.sqrt(2))
+    if len(differences) == 1:
+        return over_sentences
+    error = abs(differences[0] - differences[1]) / 2
+    return max(over_sentences, 1 - 2 / math.pi * math.atan2(difference, error))  # with two seeds, t is Cauchy's
+
+
+def test_the_test_over_seeds_is_students():
+    rope, alibi = ([np.full(11, score) for score in scores] for scores in ((2.39, 1.46, 0.66), (1.22, 1.26, 0.42)))
+    result = paired_test(alibi, rope)
+    error = np.std([1.17, 0.20, 0.24], ddof=1) / math.sqrt(3)
+    assert result["p_value"] == pytest.approx(0.232, abs=1e-3)
+    assert result["high"] == pytest.approx(1.61 / 3 + 4.3027 * error, abs=1e-3)  # from a table of t
+    assert paired_test(rope, rope) == {"difference": 0, "low": 0, "high": 0, "p_value": 1}
+
+
+@pytest.mark.parametrize("lines", [500, 1000])
+@pytest.mark.parametrize("seeds, least, most", [(1, 0.2, 0.5), (2, 0.01, 0.06), (3, 0.01, 0.06)])
+def test_equal_systems_whose_trainings_differ_are_seldom_called_different(seeds, least, most, lines):
+    """The noise is that of Multi30k, in sacreBLEU: 0.7 between trainings, and 10.8 between sentences."""
+    made, drawn, significant = np.random.default_rng(1), draw(lines, 200) / lines, 0
+    for _ in range(1000):
+        scores = drawn @ made.normal(0, 10.8, (lines, 2 * seeds)) + made.normal(0, 0.7, 2 * seeds)
+        significant += paired_test(scores.T[:seeds], scores.T[seeds:])["p_value"] <= 0.05
+    assert least <= significant / 1000 <= most
+
+
+@pytest.mark.parametrize("seeds", [1, 2, 3])
+def test_an_interval_contains_0_exactly_if_its_p_is_above_0_05(seeds):
+    made, significant = np.random.default_rng(3), []
     for _ in range(200):
-        resampled = draw.gamma(2, size=resamples) + draw.normal(scale=0.5)
-        difference = resampled.mean() + draw.normal(scale=1.5)
-        of = paired_bootstrap([np.zeros(1 + resamples)], [np.array([difference, *resampled])])
+        of = paired_test(np.zeros((seeds, 41)), made.normal(size=(seeds, 41)) + made.normal(scale=5))
         significant.append(of["p_value"] <= 0.05)
         assert significant[-1] != (of["low"] <= 0 <= of["high"]), of
     assert 20 < sum(significant) < 180
@@ -101,9 +120,8 @@ def test_systems_are_compared_over_the_seeds_that_both_have():
     result = compared("a", draws)
     against, of = result["against_baseline"], lambda system, *seeds: [draws[system][seed] for seed in seeds]
     for system, common in (("b", (2,)), ("d", (1, 2))):
-        expected = {"seeds": [*common], **paired_bootstrap(of("a", *common), of(system, *common))}
+        expected = {"seeds": [*common], **paired_test(of("a", *common), of(system, *common))}
         assert expected.items() <= against[system].items()
-        assert result["by_seed"][system] == {n: paired_bootstrap(of("a", n), of(system, n)) for n in common}
     assert [one["p_holm"] for one in against.values()] == holm([one["p_value"] for one in against.values()])
     assert result["best"] in "abd" and [*against] == ["b", "d"] and result["scores"]["c"] == {4: draws["c"][4][0]}
 
@@ -286,17 +304,17 @@ def test_all_scores_are_sacrebleus(known):
                 assert bucket["scores"][run.system][run.seed] == pytest.approx(expected)
 
 
-def test_the_scores_of_a_program_have_the_bootstrap_of_bleu(known):
+def test_the_scores_of_a_program_have_the_test_of_bleu(known):
     made, _, results = known
     one = results["test_sets"][0]["scorers"]["unlike"]
     base, other = (
-        np.mean([[*map(unlike, lines(run.hypotheses["news"]))] for run in made.runs[system]], axis=0)
+        np.array([[*map(unlike, lines(run.hypotheses["news"]))] for run in made.runs[system]])
         for system in ("base", "<other>")
     )
     differences, against = other - base, one["against_baseline"]["<other>"]
     draws = np.random.default_rng(12345).integers(50, size=(1000, 50))
     assert against["difference"] == pytest.approx(differences.mean()) and one["lower_is_better"]
-    expected = p_of(differences.mean(), [differences[chosen].mean() for chosen in draws])
+    expected = p_of(differences.mean(axis=1), [differences[:, chosen].mean() for chosen in draws])
     assert against["p_value"] == pytest.approx(expected)
     assert one["best"] == in_order(one["scores"], "base", one["against_baseline"], lower_is_better=True)[0]
 
@@ -334,7 +352,7 @@ def test_the_tables_have_the_means_deviations_and_differences_of_scores_and_the_
         assert scores["<other>"]["difference to base (95%)"].startswith(f"{difference:+.2f} (")
         assert sets["<other>"][title].startswith(f"{difference:+.2f} (")
         assert sets["<other>"][one.name] == f"{mean} ({ratio:.2f})"
-        assert runs["<other>, seed 2"][title].startswith(f"{other[1] - base[1]:+.2f} (")
+        assert runs["<other>, seed 2"][one.name] == f"{other[1]:.2f} ({other[1] - base[1]:+.2f})"
     # 120 and 180 seconds, losses of 6.875 and 6.75
     costs = ["12,345", "20 ± 0", "2.5 ± 0.7", "100 ± 0", "6.81 ± 0.09", "702"]
     assert [*rows_of(text, "costs")["<other>"].values()][1:] == costs
@@ -380,9 +398,20 @@ def test_the_folder_has_the_same_files_each_time_with_all_tables_and_loads_no_ot
 def test_the_verdict_names_systems_missing_runs_and_what_limits_the_result(known):
     verdict = "\n".join(page.verdict(known[1]))
     assert verdict.startswith(f"{known[2]['test_sets'][0]['sacreBLEU']['best']} ")
+    scores = rows_of((known[1] / "report.html").read_text(), "scores-1")
+    assert "one seed: sentences only" in scores["third †"]["p (Holm)"]
     assert "third, seed 1 " in verdict and "train failed out of <memory>" in verdict
     assert "0.50 bits" in verdict, "8 at update 10 and 6.75 at 20: 7.25 at 16"
     assert "learning_rate of <other>" in verdict and "learning_rate of base" not in verdict
+
+
+def test_scores_below_5_have_no_verdict(known):
+    results = deepcopy(known[2])
+    for scores in results["test_sets"][0]["sacreBLEU"]["scores"].values():
+        scores.update(dict.fromkeys(scores, 4.9))
+    best = known[2]["test_sets"][1]["sacreBLEU"]["best"]
+    first, second, *_ = sentences_on(results)
+    assert not any(name in first for name in SEEDS) and "5" in first and second.startswith(f"{best} ")
 
 
 def test_other_hardware_and_translations_of_another_length_are_named(known, tmp_path):

@@ -1,8 +1,9 @@
-"""Paired bootstraps of systems that were trained several times, from different seeds.
+"""The test of a difference between two systems that were trained several times, from different seeds.
 
-The method is from Koehn 2004, "Statistical significance tests for machine translation evaluation". It draws test sets
-of the same size from the lines of the test set, with replacement, and scores both systems on each. Here every seed
-translates the drawn lines, and the score of a system is the mean of BLEU over its seeds. Other seeds can differ.
+Equal systems differ by chance for two reasons: the seeds of their trainings, and the choice of the test set's lines.
+So a difference must be significant in two tests. The test over seeds is Student's paired t-test of the scores. The test
+over lines is a paired bootstrap (Koehn 2004). It draws test sets of the same size from the lines, with replacement.
+Every seed translates the drawn lines, and the score of a system is the mean of BLEU over its seeds.
 """
 
 import math
@@ -11,6 +12,7 @@ from typing import Any
 
 import numpy as np
 from sacrebleu.metrics import BLEU
+from scipy.special import stdtr, stdtrit  # Student's t: its distribution function, and the inverse of it
 
 RESAMPLES = 1000
 SEED = 12345
@@ -45,21 +47,23 @@ def scores_of_draws(rows: np.ndarray, drawn: np.ndarray) -> np.ndarray:
     return np.array([corpus_bleu(sums) for sums in drawn @ rows])
 
 
-def paired_bootstrap(baseline: Sequence[np.ndarray], system: Sequence[np.ndarray]) -> dict[str, Any]:
-    """Return the comparison of two systems, each given as its :func:`scores_of_draws` for each seed.
+def paired_test(baseline: Sequence[np.ndarray], system: Sequence[np.ndarray]) -> dict[str, Any]:
+    """Return the comparison of two systems, each given as its :func:`scores_of_draws` for each seed, in the same order.
 
     Returns:
-        ``difference``, system - baseline, of the means over seeds; ``p_value``, the probability that chance alone gives
-        a difference as large: (k + 1) / (n + 1), if k of n resampled differences are as far from their mean as
-        ``difference`` is from 0; ``low`` and ``high``, the 95% interval: the true differences that this test does not
-        reject. It has 0 if and only if the p-value is above 0.05.
+        ``difference``, system - baseline, of the means over seeds; ``p_value``, the probability that two equal systems
+        differ as much, the larger one of the two tests; ``low`` and ``high``, the wider 95% interval. It has 0 if and
+        only if the p-value is above 0.05. With one seed, all are of the test over lines.
     """
-    difference, *resampled = map(float, np.mean(system, axis=0) - np.mean(baseline, axis=0))
-    distances = np.sort(np.abs(np.array(resampled) - np.mean(resampled)))[::-1]
-    p_value = float(((distances >= abs(difference)).sum() + 1) / (len(distances) + 1))
-    # A difference has a p-value of at most 0.05 if fewer than this number of distances are as large.
-    fewer_than = math.floor(SIGNIFICANT * (len(distances) + 1))
-    radius = float(distances[fewer_than - 1]) if fewer_than else math.inf
+    differences = np.subtract(system, baseline)
+    seeds = len(differences)
+    difference, *resampled = map(float, differences.mean(axis=0))
+    tests = [(math.inf, float(np.std(resampled)))]  # degrees of freedom, and the standard error of the difference
+    if seeds > 1:
+        tests.append((seeds - 1, float(np.std(differences[:, 0], ddof=1)) / math.sqrt(seeds)))
+    # The same translations have no error, and a difference of 0.
+    p_value = max(2 * float(stdtr(freedom, -abs(difference) / max(error, 1e-300))) for freedom, error in tests)
+    radius = max(float(stdtrit(freedom, 1 - SIGNIFICANT / 2)) * error for freedom, error in tests)
     return {"difference": difference, "low": difference - radius, "high": difference + radius, "p_value": p_value}
 
 
