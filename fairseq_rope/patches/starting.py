@@ -64,7 +64,7 @@ def load_checkpoint(cfg: Any, trainer: Any, **kwargs: Any) -> Any:
         runs = 0 if resets else restore_early_stopping(extra_state, cfg)
         updates, most = trainer.get_num_updates(), trainer.cfg.optimization.max_update
         ended = ""
-        if 0 < most <= updates:
+        if isinstance(most, int) and 0 < most <= updates:  # fairseq's own tests give a trainer without a number
             ended = f"it has made {updates:,} updates, and --max-update is {most}"
         elif runs and runs >= cfg.patience:
             ended = f"{runs} validations had no better {cfg.best_checkpoint_metric}, and --patience is {cfg.patience}"

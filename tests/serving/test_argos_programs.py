@@ -129,7 +129,8 @@ def test_libretranslate_serves_the_package_by_its_api_and_on_its_page(library, t
         try:
             assert translated(server, lines) == [formatted for *_, formatted in printed]
             assert answers(f"http://127.0.0.1:{port}/status")
-            started = post(root, {"capabilities": {"alwaysMatch": {"goog:chromeOptions": options}}})
+            wanted = {"goog:chromeOptions": options, "timeouts": {"implicit": 30_000}}  # ms, until an element is there
+            started = post(root, {"capabilities": {"alwaysMatch": wanted}})
             session = f"{root}/{started['value']['sessionId']}"
             post(f"{session}/url", {"url": f"{server}/?source=en&target=de"})
             element = post(f"{session}/element", {"using": "css selector", "value": "#textarea1"})["value"]
