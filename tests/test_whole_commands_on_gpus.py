@@ -150,7 +150,7 @@ def test_a_recipe_uses_as_many_gpus_as_its_setting_says_in_a_job_of_slurm_too(gp
     job = {"SLURM_JOB_NODELIST": "localhost", "SLURM_NNODES": "1", "SLURM_JOB_ID": "7", "WORLD_SIZE": "1", "RANK": "0"}
     for name, value in {**job, "MASTER_ADDR": "x", "MASTER_PORT": "1"}.items():
         monkeypatch.setitem(ENVIRONMENT, name, value)
-    words = [f"data={small_corpus(60)}", f"work={tmp_path}", f"gpus={gpus}", f"precision={precision}"]
+    words = [f"data={small_corpus(60, 60)}", f"work={tmp_path}", f"gpus={gpus}", f"precision={precision}"]
     run_on_gpus(
         gpus, "python", "-m", "recipes", "demo", *SMALL, *words, "export_quantization=float32", "--until", "export",
         cwd=ROOT,
