@@ -94,7 +94,12 @@ class Settings:
     export_shortlist: bool = _setting(False, "whether the exported model has a shortlist, which needs eflomal")
 
     gpus: int = _setting(-1, "GPUs of one training; 0: the CPU; -1: all of this machine", -1)
-    tokens_per_device: int = _setting(4096, "largest batch of one device, in tokens", 1)
+    tokens_per_device: str = _setting(
+        "auto",
+        "largest batch of one device, in tokens; auto: as many as the memory of a GPU allows; 4096 on a CPU",
+        pattern=r"auto|[1-9]\d*",
+        example="auto or 4096",
+    )
     disk_gb: float = _setting(0.0, "disk space of the whole work folder, in GB", 0)
 
 

@@ -10,9 +10,10 @@ from typing import Any
 
 from tqdm import tqdm
 
+from fairseq_rope.errors import InputError
 from fairseq_rope.files import NUMBERS, write_whole
 from recipes import machine
-from recipes.report.history import logged, progress_of
+from recipes.report.history import history, logged, progress_of
 from recipes.script import run_script, say
 from recipes.settings import Settings
 from recipes.work import Step, StepError, Work
@@ -68,25 +69,46 @@ class Train(Step):
         self._refuse_shorter(folder)
         devices = machine.devices(self.options["gpus"], self.settings["precision"])
         say(f"== {self.name}")
-        max_tokens, frequency = self.batches(devices)
+        (folder / "failed").unlink(missing_ok=True)
+        is_auto, largest = self.options["tokens_per_device"] == "auto", self._largest_batch(folder, devices)
+        try:
+            while not self._runs(folder, devices, largest):
+                largest = self.batches(devices, largest)[0] // 2
+                if not (is_auto and devices and largest):
+                    raise InputError("a batch does not fit into memory; set a smaller tokens_per_device")
+        except Exception as error:
+            write_whole(folder / "failed", f"{error}\n")
+            raise StepError(f"{self.name}: {error}") from None
+        self._note_end(folder)
+
+    def _largest_batch(self, folder: Path, devices: int) -> int:
+        """Return the most tokens of a batch: for "auto" on GPUs those of the latest process, or of an update."""
+        if self.options["tokens_per_device"] != "auto":
+            return int(self.options["tokens_per_device"])
+        if not devices:
+            return 4096
+        batches = [entry["process"]["batches"]["max_tokens"] for entry in history(folder) if "process" in entry]
+        return int(batches[-1]) if batches else int(self.settings["tokens_per_update"])
+
+    def _runs(self, folder: Path, devices: int, largest: int) -> bool:
+        """Train with batches of at most *largest* tokens. Returns False if one does not fit into a GPU's memory."""
+        max_tokens, frequency = self.batches(devices, largest)
         device = f"{devices} GPU{'s' * (devices > 1)}" if devices else "the CPU"
         form = self.settings["precision"]
         say(f"  on {device} in {form}: {max(1, devices)} × {frequency} batches of {max_tokens} tokens")
-        command = self.command(devices)
+        command = self.command(devices, largest)
         sizes = {"device": device, "precision": form, "max_tokens": max_tokens, "update_freq": frequency}
         process = {**machine.describe(), "batches": sizes, "command": command}
         with (folder / "log").open("a", encoding="utf-8") as log:  # the first newline ends a line that a crash cut off
             log.write("\n" + json.dumps({"process": process}) + "\n")
-        (folder / "failed").unlink(missing_ok=True)
         try:
             with self._bar() as bar:
                 peak = run_script(folder, [command], lambda line: self._follow(bar, line))
-        except Exception as error:
-            write_whole(folder / "failed", f"{error}\n")
-            raise StepError(f"{self.name}: {error}") from None
+        except MemoryError:
+            return False
         with (folder / "log").open("a", encoding="utf-8") as log:
             log.write(json.dumps({"peak_memory_mib": peak}) + "\n")
-        self._note_end(folder)
+        return True
 
     def _note_end(self, folder: Path) -> None:
         epochs, updates = progress_of(folder)
@@ -103,24 +125,24 @@ class Train(Step):
                 must = f"has {trained} {name[4:]}, more than {name}={self.limits[name]}"
                 raise StepError(f"{self.name}: {must}: set {name}={trained}, or train in another folder, work=DIR")
 
-    def batches(self, devices: int) -> tuple[int, int]:
-        """Return --max-tokens (a batch of one device) and --update-freq (batches in an update).
+    def batches(self, devices: int, largest: int) -> tuple[int, int]:
+        """Return --max-tokens (a batch of one device, at most *largest*) and --update-freq (batches in an update).
 
         fairseq counts the tokens of the longer side, including padding.
         """
         tokens, devices = self.settings["tokens_per_update"], max(1, devices)
-        frequency = math.ceil(tokens / (self.options["tokens_per_device"] * devices))
+        frequency = math.ceil(tokens / (largest * devices))
         return tokens // (devices * frequency), frequency
 
-    def command(self, devices: int) -> str:
-        """Return the fairseq-train command on *devices* GPUs; 0: on the CPU."""
+    def command(self, devices: int, largest: int) -> str:
+        """Return the fairseq-train command on *devices* GPUs (0: on the CPU), with batches of *largest* tokens."""
         s, (source, target) = self.settings, self.settings["langs"]
         sizes = " ".join(
             f"--{side}-layers {s['layers']} --{side}-embed-dim {s['width']} --{side}-ffn-embed-dim {s['ffn_width']} "
             f"--{side}-attention-heads {s['heads']}"
             for side in ("encoder", "decoder")
         )
-        max_tokens, update_freq = self.batches(devices)
+        max_tokens, update_freq = self.batches(devices, largest)
         flags = {"max_epochs": "--max-epoch", "max_updates": "--max-update", "patience": "--patience"}
         limits = "".join(f"{flag} {self.limits[name]} " for name, flag in flags.items() if self.limits[name])
         every, last = self.options["save_every_updates"], self.options["average_checkpoints"]
@@ -129,13 +151,14 @@ class Train(Step):
             saved = f"--save-interval-updates {every} --keep-interval-updates {last} --no-epoch-checkpoints"
         # Without a number of processes, fairseq starts one for each GPU, also with --cpu.
         device = f"--distributed-world-size {devices}" if devices else "--cpu --distributed-world-size 1"
+        fused = "" if devices else "fused_"  # which is faster on CPUs, and slower on GPUs
         precision = "" if s["precision"] == "fp32" else f"--{s['precision']} "
         return (
             f"fairseq-train {self.at('data')} --source-lang {source} --target-lang {target} {plugin(self)} --arch "
             f"{shlex.quote(s['arch'])} {sizes} --share-all-embeddings --dropout {s['dropout']} --optimizer adam "
             f"--adam-betas {shlex.quote(s['adam_betas'])} --adam-eps {s['adam_eps']} --lr {s['learning_rate']} "
             f"--lr-scheduler inverse_sqrt --warmup-init-lr {s['warmup_init_lr']} --warmup-updates "
-            f"{s['warmup_updates']} --criterion fused_label_smoothed_cross_entropy --label-smoothing "
+            f"{s['warmup_updates']} --criterion {fused}label_smoothed_cross_entropy --label-smoothing "
             f"{s['label_smoothing']} --max-tokens {max_tokens} --update-freq {update_freq} {limits}{saved} --save-dir "
             f"checkpoints {device} {precision}--seed {s['seed']} --log-format json --log-interval 20 "
             f"{shlex.join(shlex.split(s['train_flags']))}"
@@ -150,7 +173,12 @@ class Train(Step):
         return tqdm(total=updates or epochs or None, unit=unit, bar_format=form, mininterval=every, delay=0.1)
 
     def _follow(self, bar: Any, line: str) -> None:
-        """Move *bar* to the epoch or update that *line* of fairseq's log names."""
+        """Move *bar* to the epoch or update that *line* of fairseq's log names.
+
+        Raises a MemoryError if the line says that a batch does not fit: fairseq would go on without the batch.
+        """
+        if "out of memory" in line.lower():
+            raise MemoryError
         entry = logged(line)
         if "valid_loss" in entry:
             bar.set_postfix(valid_loss=entry["valid_loss"], refresh=False)

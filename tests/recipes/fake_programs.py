@@ -1,7 +1,7 @@
 """Stands in for the programs that a recipe calls. Each output is a checksum of the program's inputs and flags.
 
 ``install(folder)`` writes them there. A fake training takes the time of SECONDS for each epoch, and notes each finished
-epoch in the file LEDGER.
+epoch in the file LEDGER. It has no memory for batches of more than MEMORY tokens.
 """
 
 import textwrap
@@ -69,9 +69,12 @@ TRAIN = r"""
 #!/usr/bin/env bash
 set -euo pipefail
 data=$1; flags=$(sed -E 's#[^ ]*/##g; s/--(max-epoch|max-update|keep-last-epochs) [^ ]*//g' <<<"${*:2}")
-while [ $# -gt 0 ]; do case $1 in --max-epoch) most=$2 ;; --keep-last-epochs) keep=$2 ;; esac; shift; done
+while [ $# -gt 0 ]; do case $1 in
+    --max-epoch) most=$2 ;; --keep-last-epochs) keep=$2 ;; --max-tokens) tokens=$2 ;;
+esac; shift; done
 mkdir -p checkpoints; epoch=0
 [ ! -e checkpoints/checkpoint_last.pt ] || epoch=$(head -n 1 checkpoints/checkpoint_last.pt)
+if [ $tokens -gt ${MEMORY:-99999} ]; then echo "OOM: Ran out of memory with exception"; sleep 60; fi
 case $flags in *--fail*) echo "no memory"; exit 3 ;; esac
 while [ $epoch -lt $most ]; do
     epoch=$((epoch + 1))

@@ -5,6 +5,7 @@ The programs that a recipe calls are stood in for by ``fake_programs``, whose ou
 
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -193,6 +194,27 @@ def test_auto_is_resolved_when_a_training_begins_and_another_machine_is_told_wha
     assert len(epochs(place)) == 2
     run(place, "precision=bf16")
     assert len(epochs(place)) == 4
+
+
+@pytest.mark.parametrize("tokens, largest, devices", [(25000, 25000, 1), (25000, 4096, 1), (1000, 300, 2), (10, 99, 8)])
+def test_batches_fill_an_update_and_are_not_larger_than_allowed(place, tokens, largest, devices):
+    plan = command(place, f"tokens_per_update={tokens}").plan
+    batch, frequency = plan.pipeline(plan.runs[0]).train.batches(devices, largest)
+    assert batch <= largest and tokens - devices * frequency < batch * devices * frequency <= tokens
+
+
+def test_a_batch_that_does_not_fit_into_the_memory_of_a_gpu_is_halved(place, monkeypatch, capsys):
+    monkeypatch.setattr(machine, "devices", lambda gpus, precision: 2)
+    monkeypatch.setenv("MEMORY", "300")
+    run(place, "tokens_per_update=1000")
+    assert re.findall("2 × .* tokens", capsys.readouterr().out) == [
+        *("2 × 1 batches of 500 tokens", "2 × 2 batches of 250 tokens")
+    ]
+    assert len(epochs(place)) == 2
+    run(place, "tokens_per_update=1000", "max_epochs=3")  # continues with the smaller batches
+    assert re.findall("2 × .* tokens", capsys.readouterr().out) == ["2 × 2 batches of 250 tokens"]
+    with pytest.raises(SystemExit, match="tokens_per_device"):
+        run(place, "tokens_per_update=2000", "tokens_per_device=500")
 
 
 def test_a_failed_model_says_why_and_the_others_go_on(place, capsys):
