@@ -59,5 +59,5 @@ def current_pass() -> ForwardPass:
     It is a new one, which shares nothing, outside :func:`forward_pass`, for example when activation checkpointing
     computes a layer again.
     """
-    current = _current.get()
+    current = None if torch.compiler.is_compiling() else _current.get()  # torch cannot compile context variables
     return ForwardPass() if current is None else current

@@ -124,7 +124,9 @@ def config_class(base: type[FairseqDataclass] = TransformerConfig, sides: Sequen
     text_or_none = Optional[str]  # noqa: UP045  fairseq reads no types of the form str | None
     activations = ChoiceEnum(list(dict.fromkeys([*utils.get_available_activation_fns(), "swish"])))
     activation: Any = field(default="relu", metadata={"help": "activation function to use"})
+    compiles: Any = field(default=False, metadata={"help": "compile the layers for training with torch.compile"})
     fields: list[Any] = [("activation_fn", activations, activation)]
+    fields += [("compile", bool, compiles)] if len(sides) == len(SIDES) else []
     fields += [
         (name, type(default) if default is not None else text_or_none, field(default=default, metadata={"help": text}))
         for name, (default, text, *_) in all_flags(sides).items()

@@ -32,11 +32,24 @@ class RopeModel(BaseFairseqModel):
     """What all models of our layers have in common."""
 
     refuse_other_model = staticmethod(refuse_other_model)  # called before a checkpoint is loaded for training
+    compiles = False  # --compile
 
     @classmethod
     def hub_models(cls) -> dict[str, Any]:
         """Return no models, because fairseq's published models have other layers."""
         return {}
+
+    def train(self, mode: bool = True) -> "RopeModel":
+        """Set the mode of all modules. fairseq does so three times an update, when nearly always all are in it.
+
+        With ``--compile``, torch compiles the layers for training alone: a search has another shape in each step.
+        """
+        if any(module.training is not mode for module in self.modules()):
+            super().train(mode)
+        for layer in (*self.encoder.layers, *self.decoder.layers) if self.compiles else ():
+            if mode is (layer._compiled_call_impl is None):
+                layer.compile() if mode else setattr(layer, "_compiled_call_impl", None)
+        return self
 
     def load_state_dict(
         self, state_dict: dict[str, Any], strict: bool = True, model_cfg: Any = None, args: Namespace | None = None
@@ -90,6 +103,7 @@ class TransformerRopeModel(RopeModel, TransformerModel):
         save_options(config, args)
         cfg = options_of_task(task)
         model.decoder.attention_in_training = needs_attention(args) or bool(option_value(cfg, "load_alignments"))
+        model.compiles = bool(option_value(args, "compile"))
         right_padded = str(option_value(cfg, "left_pad_target")) == "False"
         for module in model.decoder.modules():
             if isinstance(module, SelfAttention):

@@ -24,7 +24,7 @@ OTHER_VALUES = {
     **dict.fromkeys(("character_embedding_dim", "char_embedder_highway_layers", "ffn_blocks_to_remove"), 2),
     **dict.fromkeys(("encoder_normalize_before", "decoder_normalize_before", "no_decoder_final_norm"), True),
     **dict.fromkeys(("no_scale_embedding", "no_token_positional_embeddings", "no_cross_attention"), True),
-    **dict.fromkeys(("checkpoint_activations", "offload_activations", "char_inputs", "export"), True),
+    **dict.fromkeys(("checkpoint_activations", "offload_activations", "char_inputs", "export", "compile"), True),
     **dict.fromkeys(("load_checkpoint_heads", "spectral_norm_classification_head", "untie_weights_roberta"), True),
     "activation_fn": "gelu_accurate", "pooler_activation_fn": "relu", "character_filters": "[(1, 8)]",
     "adaptive_input_cutoff": "10,20",
