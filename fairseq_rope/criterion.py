@@ -36,6 +36,7 @@ from .patches.linear import with_few_sizes
 from .transformer import Decoder, TransformerRopeModel
 
 CHUNK = 32 * 2**20  # scores that are in memory at a time: 128 MiB
+CHUNK_ON_GPU = 256 * 2**20  # 1 GiB, because each chunk starts some thirty kernels
 UNDERFLOW = 1e-20  # a smaller probability may be 0 or inexact in float32, so its logarithm is computed from scores
 
 
@@ -89,7 +90,7 @@ def _loss_and_gradients(
     if needs_grad:
         inputs_grad = torch.empty_like(inputs, dtype=torch.float32)
         weight_grad = torch.zeros_like(weight, dtype=torch.float32)
-    rows = max(1, CHUNK // words)
+    rows = max(1, (CHUNK if on_host else CHUNK_ON_GPU) // words)
     for begin in range(0, inputs.size(0), rows):
         chunk, chunk_target = inputs[begin : begin + rows], target[begin : begin + rows]
         scores = F.linear(chunk, weight).float()  # (rows, V)

@@ -140,7 +140,7 @@ class FusedAttention(MultiheadAttention):
 
     def _split_heads(self, x: Tensor) -> Tensor:
         """Return a view of *x* (T, B, H * D) with the shape (B, H, T, D), for any number H of heads."""
-        return x.unflatten(2, (-1, self.head_dim)).permute(1, 2, 0, 3)
+        return x.view(x.size(0), x.size(1), -1, self.head_dim).permute(1, 2, 0, 3)
 
     def keep_key_value_heads(self, heads: int) -> None:
         """Keep the first *heads* heads of keys and values, with their initial numbers; heads of queries share them."""
@@ -149,6 +149,10 @@ class FusedAttention(MultiheadAttention):
             projection.out_features = rows
             for name, parameter in list(projection.named_parameters()):
                 setattr(projection, name, nn.Parameter(parameter.detach()[:rows].clone()))
+
+    def _get_input_buffer(self, incremental_state: Any) -> Any:
+        """Return the cache of this layer. Without a state, its key is not read, so that layers compile to one code."""
+        return {} if incremental_state is None else super()._get_input_buffer(incremental_state)
 
     def set_beam_size(self, beam_size: int) -> None:
         """Do nothing: each row keeps its keys and values; in fairseq, *beam_size* adjacent rows share those of one."""
@@ -234,7 +238,7 @@ class SelfAttention(FusedAttention):
         """
         assert not static_kv and not before_softmax, "self-attention has no static keys, and returns no scores"
         q, k, v = self._projected(query)  # (B, H, T, D), (B, G, T, D), (B, G, T, D)
-        cache = {} if incremental_state is None else self._get_input_buffer(incremental_state)
+        cache = self._get_input_buffer(incremental_state)
         earlier = cache.get("prev_key")  # (B, G, S - T, D)
         offset = 0 if earlier is None else earlier.size(2)
         keys = offset + k.size(2)  # S
@@ -267,7 +271,8 @@ class SelfAttention(FusedAttention):
         """
         if not self.training or self.position.overrides("bias", "values"):
             return False
-        if device.type == "cpu" and self.dropout_module.p > 0:  # the CPU's kernel would make the mask in each layer
+        # With dropout, the CPU's kernel would make the mask in each layer. torch compiles no question to the values.
+        if device.type == "cpu" and (self.dropout_module.p > 0 or torch.compiler.is_compiling()):
             return False
         if key_padding_mask is None:
             return True
@@ -316,7 +321,7 @@ class CrossAttention(FusedAttention):
         """
         assert not before_softmax, "cross-attention returns no scores"
         q = self._split_heads(self.q_proj(query))  # (B, H, T, D)
-        cache = {} if incremental_state is None else self._get_input_buffer(incremental_state)
+        cache = self._get_input_buffer(incremental_state)
         k, v = cache.get("prev_key"), cache.get("prev_value")  # (B, G, S, D)
         if static_kv and k is not None and v is not None:
             key_padding_mask = cache.get("prev_key_padding_mask", key_padding_mask)

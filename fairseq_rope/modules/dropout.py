@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from fairseq.modules import FairseqDropout
 from torch import Tensor
 
-from .overrides import is_exactly
+from .overrides import hooked
 
 _STEPS = 1 << 16  # values of the 16 bits that decide about an element
 MOST = 1 - 1 / _STEPS  # 16 bits cannot represent this probability and larger ones
@@ -67,8 +67,10 @@ class ResidualInPlace:
     def residual_connection(self, x: Tensor, residual: Tensor) -> Tensor:
         """Return *x*, the output of dropout, plus *residual*, which has the same shape."""
         dropout = cast(Any, self).dropout_module
-        is_new = is_exactly(dropout, Dropout) and dropout.training and dropout.p > 0 and _has_fairseqs_forward(self)
-        return x.add_(residual) if is_new and x.dtype == residual.dtype else residual + x
+        is_new = dropout.training and dropout.p > 0 and type(dropout) is Dropout and not hooked(dropout)
+        if is_new and x.dtype == residual.dtype and _has_fairseqs_forward(self):
+            return x.add_(residual)
+        return residual + x
 
 
 def _has_fairseqs_forward(layer: Any) -> bool:

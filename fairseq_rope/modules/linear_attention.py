@@ -122,9 +122,7 @@ class LinearSelfAttention(SelfAttention):
         assert not static_kv and not before_softmax, "linear attention has no static keys and no scores"
         assert attn_mask is None or incremental_state is None, "fairseq gives no mask in a search"
         q, k, v = self._projected(query)
-        state: dict[str, Tensor | None] = {}
-        if incremental_state is not None:
-            state = self._get_input_buffer(incremental_state)
+        state = self._get_input_buffer(incremental_state)
         with torch.autocast(query.device.type, enabled=False):  # a sum of many products does not fit into float16
             attn = self._attend_linearly(q, k, v, key_padding_mask, attn_mask is not None, state)
         if incremental_state is not None:

@@ -14,8 +14,10 @@ from ..patches.linear import Linear
 
 def hooked(module: nn.Module) -> bool:
     """Return whether a hook runs when *module* is called, or when a gradient passes through it."""
-    kinds = ("forward_pre_hooks", "forward_hooks", "backward_pre_hooks", "backward_hooks")
-    return any(getattr(module, f"_{kind}") or getattr(nn_module, f"_global_{kind}") for kind in kinds)
+    of_module = module._forward_pre_hooks or module._forward_hooks
+    of_module = of_module or module._backward_pre_hooks or module._backward_hooks
+    of_all = nn_module._global_forward_pre_hooks or nn_module._global_forward_hooks
+    return bool(of_module or of_all or nn_module._global_backward_pre_hooks or nn_module._global_backward_hooks)
 
 
 def is_exactly(module: object, *classes: type[nn.Module]) -> bool:

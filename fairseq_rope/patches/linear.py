@@ -34,15 +34,11 @@ class _Product(torch.autograd.Function):
     """Returns *x* (rows, C) times *weight* (C, D), plus *bias* (D) if it is not None."""
 
     @staticmethod
-    def forward(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        product = F.linear(_padded(x), weight.t(), bias)
-        return product.resize_(x.size(0), product.size(1))  # not a view, which others could not change in place
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        x, weight, _ = inputs
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         of_x, of_weight, _ = ctx.needs_input_grad
         ctx.save_for_backward(x if of_weight else None, weight if of_x else None)
+        product = F.linear(_padded(x), weight.t(), bias)
+        return product.resize_(x.size(0), product.size(1))  # not a view, which others could not change in place
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:

@@ -20,10 +20,13 @@ _clip_grad_norm_ = utils.clip_grad_norm_
 _Mixin = fp16_optimizer._FP16OptimizerMixin
 _load_state_dict = _Mixin.load_state_dict
 _state_dict = _Mixin.state_dict
+_sync_fp16_grads_to_fp32 = _Mixin._sync_fp16_grads_to_fp32
+_sync_fp32_params_to_fp16 = _Mixin._sync_fp32_params_to_fp16
 _zero_grad = _Mixin.zero_grad
 
 FLOAT32_COPIES = "float32_params"  # the float32 copies of 16-bit weights, in the state of the optimiser
 NARROW = (torch.float16, torch.bfloat16)
+MOMENTS = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq")  # fairseq's names; the last one with amsgrad
 FUSED_ON = ("cpu", "cuda")  # devices for which torch has the kernel
 
 
@@ -72,51 +75,51 @@ class Adam(FairseqAdam):
             with torch.enable_grad():
                 loss = closure()
         for group in self.param_groups:
-            together: dict[Any, list[Tensor]] = defaultdict(list)
+            together: dict[Any, list[tuple[Tensor, Tensor, dict[str, Any]]]] = defaultdict(list)
             for weight in group["params"]:
-                if weight.grad is None:
+                grad = weight.grad
+                if grad is None:
                     continue
                 state = self._state_of(weight, group)
-                state["step"] = state.get("step", group.get("step", 0)) + 1  # apex counts in the group
+                state["step"] = step = state.get("step", group.get("step", 0)) + 1  # apex counts in the group
                 if weight.dtype in NARROW or not weight.is_contiguous():
                     wide = weight.to(state["exp_avg"].dtype, memory_format=torch.contiguous_format, copy=True)
-                    self._update([wide], [weight.grad], [state], state["step"], group, scale)
+                    self._update([(wide, grad.to(wide.dtype), state)], step, group, scale)
                     weight.copy_(wide)
                 else:
-                    together[weight.device, weight.dtype, state["step"]].append(weight)
-            for (_, _, step), weights in together.items():
-                grads = [weight.grad for weight in weights if weight.grad is not None]
-                self._update(weights, grads, [self.state[weight] for weight in weights], step, group, scale)
+                    together[weight.device, weight.dtype, step].append((weight, grad, state))
+            for (_, _, step), parts in together.items():
+                self._update(parts, step, group, scale)
         return loss
 
     @staticmethod
     def _is_fused(group: dict[str, Any]) -> bool:
         """Return whether the kernel can update the weights of *group*."""
-        weights = (weight for weight in group["params"] if weight.grad is not None)
-        return all(weight.device.type in FUSED_ON and not weight.grad.is_sparse for weight in weights)
+        grads = [weight.grad for weight in group["params"] if weight.grad is not None]
+        return {grad.device.type for grad in grads}.issubset(FUSED_ON) and not any(grad.is_sparse for grad in grads)
 
     def _state_of(self, weight: Tensor, group: dict[str, Any]) -> dict[str, Any]:
         """Return the state of *weight*: fairseq's keys, with moments in float32, or in float64 for such weights."""
         state: dict[str, Any] = self.state[weight]
         dtype = torch.float32 if weight.dtype in NARROW else weight.dtype
-        moments = ["exp_avg", "exp_avg_sq"] + ["max_exp_avg_sq"] * bool(group.get("amsgrad", False))
+        moments = MOMENTS if group.get("amsgrad", False) else MOMENTS[:2]
         if not state:
             state["step"] = 0
             state.update({name: torch.zeros(weight.shape, dtype=dtype, device=weight.device) for name in moments})
         for name in moments:
-            state[name] = state[name].to(weight.device, dtype).contiguous()
+            moment = state[name]
+            if moment.dtype != dtype or moment.device != weight.device or not moment.is_contiguous():
+                state[name] = moment.to(weight.device, dtype).contiguous()
         return state
 
     def _update(
-        self,
-        weights: list[Tensor],
-        grads: list[Tensor],
-        states: list[dict[str, Any]],
-        step: int,
-        group: dict[str, Any],
-        scale: Any,
+        self, parts: list[tuple[Tensor, Tensor, dict[str, Any]]], step: int, group: dict[str, Any], scale: Any
     ) -> None:
-        """Update *weights* in place for the *step*-th time: contiguous, of one device and one type."""
+        """Update weights in place for the *step*-th time: contiguous, of one device and one type.
+
+        *parts* are the weights, their gradients, of the same type, and their states.
+        """
+        weights, grads, states = zip(*parts)
         first = weights[0]
         beta1, beta2 = group["betas"]
         grad_scale = None
@@ -125,8 +128,8 @@ class Adam(FairseqAdam):
         elif scale != 1.0:
             grad_scale = torch.full((), float(scale), dtype=torch.float32, device=first.device)
         torch._fused_adamw_(
-            weights,
-            [grad.to(first.dtype).contiguous() for grad in grads],
+            list(weights),
+            [grad if grad.is_contiguous() else grad.contiguous() for grad in grads],
             [state["exp_avg"] for state in states],
             [state["exp_avg_sq"] for state in states],
             [state["max_exp_avg_sq"] for state in states] if group.get("amsgrad", False) else [],
@@ -220,9 +223,48 @@ def zero_grad(self: Any) -> None:
     With --bf16 and an optimiser that divides gradients itself (apex's Adam, and that of this plugin), fairseq
     multiplies the factor for the gradients by that of all earlier updates.
     """
-    _zero_grad(self)
-    if self.scaler is None:
-        self._multiply_factor = 1.0
+    if self.has_flat_params:
+        _zero_grad(self)
+    else:  # without an operation for each weight
+        for weight in (*self.fp16_params, *self.fp32_params):
+            weight.grad = None
+        self._needs_sync = False
+    self._multiply_factor = 1.0 if self.scaler is None else 1.0 / float(self.scaler.loss_scale)
+
+
+@replaces(
+    "fairseq.optim.fp16_optimizer._FP16OptimizerMixin._sync_fp16_grads_to_fp32",
+    prevents="lost time",
+    until="fairseq copies all gradients in one operation",
+    wraps=_sync_fp16_grads_to_fp32,
+)
+def sync_fp16_grads_to_fp32(self: Any) -> None:
+    """Copy the gradients of 16-bit weights to those of their float32 copies, in one operation.
+
+    With --bf16, fairseq starts an operation for each weight.
+    """
+    if self.has_flat_params or not self._needs_sync or any(weight.grad is None for weight in self.fp16_params):
+        return _sync_fp16_grads_to_fp32(self)
+    for copy in self.fp32_params:
+        copy.grad = torch.empty_like(copy)
+    torch._foreach_copy_([copy.grad for copy in self.fp32_params], [weight.grad for weight in self.fp16_params])
+    self._needs_sync = False
+
+
+@replaces(
+    "fairseq.optim.fp16_optimizer._FP16OptimizerMixin._sync_fp32_params_to_fp16",
+    prevents="lost time",
+    until="fairseq copies all weights in one operation",
+    wraps=_sync_fp32_params_to_fp16,
+)
+def sync_fp32_params_to_fp16(self: Any) -> None:
+    """Copy the float32 copies to the 16-bit weights, in one operation.
+
+    With --bf16, fairseq starts an operation for each weight.
+    """
+    if self.has_flat_params:
+        return _sync_fp32_params_to_fp16(self)
+    torch._foreach_copy_([weight.data for weight in self.fp16_params], [copy.data for copy in self.fp32_params])
 
 
 @replaces(

@@ -1,12 +1,9 @@
 """The flags of precision do what they say: ``--bf16`` and ``--fp16`` in training, ``--bf16`` also in other programs."""
 
 import logging
-import os
 from argparse import Namespace
 from typing import Any
 
-import torch
-from fairseq.distributed import utils as distributed_utils
 from fairseq.models import BaseFairseqModel
 from fairseq.models.nat import FairseqNATModel
 from fairseq.modules import AdaptiveSoftmax
@@ -16,34 +13,10 @@ from ..checkpoints import option_value, set_option
 from .linear import replace_linear_layers
 from .registry import replaces
 
-_call_main = distributed_utils.call_main
 _init_trainer = Trainer.__init__
 _prepare_for_inference_ = BaseFairseqModel.prepare_for_inference_
 
 logger = logging.getLogger(__name__)
-
-LAUNCHERS = ("WORLD_SIZE", "SLURM_JOB_NODELIST", "SLURM_STEP_NODELIST")  # fairseq takes processes from these variables
-
-
-@replaces(
-    "fairseq.distributed.utils.call_main",
-    prevents="an unreadable error",
-    until="--cpu starts one process",
-    wraps=_call_main,
-)
-def call_main(cfg: Any, main: Any, **kwargs: Any) -> Any:
-    """Start a program, with one process for --cpu.
-
-    With --cpu on a machine with several GPUs, fairseq starts a process for each GPU, and nccl cannot connect them; here
-    it starts one process, except inside SLURM and torchrun (fairseq-hydra-train needs
-    distributed_training.distributed_world_size=1).
-    """
-    processes = cfg.distributed_training
-    is_default = processes.distributed_world_size == torch.cuda.device_count()
-    is_default = is_default and processes.distributed_init_method is None and processes.distributed_backend == "nccl"
-    if cfg.common.cpu and is_default and not any(name in os.environ for name in LAUNCHERS):
-        processes.distributed_world_size = 1
-    return _call_main(cfg, main, **kwargs)
 
 
 @replaces(

@@ -68,6 +68,9 @@ def turnings(cos: Tensor, sin: Tensor, interleaved: bool) -> tuple[Tensor, Tenso
 
 def turn(x: Tensor, turning: Tensor) -> Tensor:
     """Return *x* (..., T, d_r), float32 or float64, rotated by the factors *turning* of :func:`turnings`."""
+    if turning.is_complex() and torch.compiler.is_compiling():  # torch's compiler has no complex numbers
+        (cos, sin), (x_1, x_2) = (pairs.unbind(-1) for pairs in (torch.view_as_real(turning), x.unflatten(-1, (-1, 2))))
+        return torch.stack([x_1 * cos - x_2 * sin, x_1 * sin + x_2 * cos], dim=-1).flatten(-2)
     if turning.is_complex():  # a pair is a complex number, and cos + i sin rotates it
         if x.stride(-1) != 1 or any(n % 2 for n in (*x.stride()[:-1], x.storage_offset())):
             x = x.contiguous()  # complex numbers must begin at even offsets
@@ -211,5 +214,7 @@ class RotaryEmbedding(PositionEncoding):
         return rotate(x, *self.turnings(offset, x.size(-2), x.device))
 
     def queries_and_keys(self, q: Tensor, k: Tensor, offset: int) -> tuple[Tensor, Tensor]:
-        """Return queries *q* (..., T, D) and keys *k* (..., T, D), each rotated as :meth:`forward` does."""
-        return self(q, offset), self(k, offset)
+        """Return queries *q* (..., H, T, D) and keys *k* (..., G, T, D), rotated together as :meth:`forward` does."""
+        turned = self(torch.cat([q, k], dim=-3), offset)  # (..., H + G, T, D)
+        turned_q, turned_k = turned.split([q.size(-3), k.size(-3)], dim=-3)
+        return turned_q, turned_k

@@ -33,7 +33,6 @@ from fairseq.data.encoders.sentencepiece_bpe import SentencepieceBPE, Sentencepi
 from fairseq.data.indexed_dataset import MMapIndexedDatasetBuilder as Builder
 from fairseq.data.iterators import CountingIterator, EpochBatchIterator, GroupedIterator
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
-from fairseq.distributed import utils as distributed_utils
 from fairseq.file_io import PathManager
 from fairseq.hub_utils import GeneratorHubInterface
 from fairseq.models import BaseFairseqModel
@@ -452,14 +451,6 @@ def of_flags(data, *flags):
     return convert_namespace_to_omegaconf(parse_args_and_arch(get_training_parser(), words))
 
 
-def programs_get_the_same_configuration(request, folder):
-    given, main = [], mock.Mock(side_effect=lambda *args, **kwargs: given.append((args, kwargs)))
-    cfg = of_flags(folder, "--memory-efficient-fp16")
-    for call_main in (distributed_utils.call_main, distributed_utils.call_main.__wrapped__):
-        call_main(cfg, main, more=1)
-    assert given == [((cfg,), {"more": 1})] * 2
-
-
 def trainers_are_the_same(request, folder):
     for flags, name in (([], "FairseqAdam"), (["--memory-efficient-fp16"], "MemoryEfficientFP16Optimizer")):
         cfg = of_flags(request.getfixturevalue("data_bin"), "--optimizer", "adam", *flags)
@@ -543,12 +534,27 @@ def gradients_are_cleared(request, folder):
         made = mock.Mock(fp16_params=[weight], fp32_params=[copy], has_flat_params=False, _multiply_factor=3.0)
         made.scaler.loss_scale = 4.0
         clear(made)
-        assert weight.grad is None and same_contents(copy.grad, torch.zeros(2)) and made._multiply_factor == 0.25
+        assert weight.grad is None and not (copy.grad is not None and copy.grad.any()) and made._multiply_factor == 0.25
         made.scaler, made._multiply_factor = None, 3.0
         clear(made)
         assert made._multiply_factor == (1.0 if clear is optimizers.zero_grad else 3.0), (
             "fairseq is fixed: remove the patch"
         )
+
+
+def weights_and_float32_copies_are_the_same(request, folder):
+    mixin, results = fp16_optimizer._FP16OptimizerMixin, []
+    functions = mixin._sync_fp16_grads_to_fp32, mixin._sync_fp32_params_to_fp16
+    for copy_grads, copy_weights in (functions, [function.__wrapped__ for function in functions]):
+        made = mock.Mock(has_flat_params=False, _needs_sync=True)
+        made.fp16_params = [torch.nn.Parameter(torch.zeros(size, dtype=torch.bfloat16)) for size in (2, 3)]
+        made.fp32_params = [torch.nn.Parameter(torch.full((size,), 1.001)) for size in (2, 3)]
+        for number, weight in enumerate(made.fp16_params):
+            weight.grad = torch.full_like(weight, 0.1 + number)
+        copy_grads(made)
+        copy_weights(made)
+        results.append([*(copy.grad for copy in made.fp32_params), *made.fp16_params, made._needs_sync])
+    assert same_contents(*results)
 
 
 def a_loss_scale_is_updated(request, folder):
@@ -677,6 +683,7 @@ def moses_tokens_are_the_same(request, folder):
         assert ours.encode(text) == alone.encode(text) and ours.decode(text) == alone.decode(text)
 
 
+SYNCED = ("fp16_grads_to_fp32", "fp32_params_to_fp16")
 SAME = {
     "fairseq.data.encoders.moses_tokenizer.MosesTokenizer.__init__": moses_tokens_are_the_same,
     "fairseq.models.roberta.model*.RobertaHubInterface": a_roberta_with_a_bpe_has_the_same_interface,
@@ -690,7 +697,6 @@ SAME = {
     "fairseq.hub_utils.GeneratorHubInterface.generate": one_sentence_has_the_same_hypotheses,
     "fairseq.sequence_scorer.SequenceScorer.generate": an_ensemble_has_the_same_scores,
     "fairseq.options.parse_args_and_arch": flags_have_the_same_meaning,
-    "fairseq.distributed.utils.call_main": programs_get_the_same_configuration,
     "fairseq.trainer.Trainer.__init__": trainers_are_the_same,
     "fairseq.models.BaseFairseqModel.prepare_for_inference_": models_are_prepared_in_the_same_way,
     "fairseq.optim.adam.Adam": adams_are_the_same,
@@ -700,6 +706,10 @@ SAME = {
         states_differ_in_the_copies_only,
     ),
     "fairseq.optim.fp16_optimizer._FP16OptimizerMixin.zero_grad": gradients_are_cleared,
+    **dict.fromkeys(
+        (f"fairseq.optim.fp16_optimizer._FP16OptimizerMixin._sync_{copied}" for copied in SYNCED),
+        weights_and_float32_copies_are_the_same,
+    ),
     "fairseq.optim.amp_optimizer.AMPOptimizer.step": a_loss_scale_is_updated,
     "fairseq.utils.load_align_dict": lexicons_are_the_same,
     "fairseq.utils.post_process_prediction": outputs_without_unknown_words_are_the_same,
