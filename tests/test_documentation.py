@@ -109,7 +109,8 @@ def test_the_tables_have_every_architecture_every_flag_and_every_tool():
     assert all(f"| `{arch}` | `{fairseq_arch}` |" in encodings for arch, fairseq_arch in BLOCKS.items())
     new = flags_of(TransformerRopeModel) - flags_of(TransformerModel)
     assert "--rope-base" in new
-    documented = set(re.findall(r"`(--[\w-]+)", encodings))
+    documented = {"--compile", *re.findall(r"`(--[\w-]+)", encodings)}
+    assert "transformer_rope --compile\n" in training
     assert [flag for flag in new if not {flag, re.sub("^--(encoder|decoder)-", "--", flag)} & documented] == []
     assert set(re.findall(r"^\| `([a-z0-9-]+)`[^|]*\| [^|]*\| [^|]*\| [^|]*\|$", encodings, re.M)) >= set(ENCODINGS)
     assert all(f"`{prefix}`" in encodings for prefix in ENCODINGS_OF)

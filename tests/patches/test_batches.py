@@ -66,6 +66,7 @@ class OfEpoch(FairseqDataset):
         return samples
 
 
+@pytest.mark.slow  # torch waits for the end of a process for 5 seconds
 def test_processes_that_load_data_know_the_epoch(data_bin):
     epochs = translation_task(data_bin).get_batch_iterator(OfEpoch(), max_sentences=4, num_workers=1)
     assert [list(epochs.next_epoch_itr()) for _ in range(3)] == [[[1] * 4], [[2] * 4], [[3] * 4]]
