@@ -172,7 +172,7 @@ class FusedLabelSmoothedCrossEntropyCriterion(LabelSmoothedCrossEntropyCriterion
         self, model: nn.Module, sample: dict[str, Any], reduce: bool = True
     ) -> tuple[Tensor, int, dict[str, Any]]:
         """Return the summed loss, the sample size that divides its gradient, and the values to log."""
-        can_fuse = reduce and is_exactly(self, FusedLabelSmoothedCrossEntropyCriterion) and _functions() == FAIRSEQS
+        can_fuse = reduce and is_exactly(self, FusedLabelSmoothedCrossEntropyCriterion)
         weight = output_weight(model) if can_fuse else None
         if weight is None:
             return super().forward(model, sample, reduce=reduce)
@@ -195,14 +195,6 @@ class FusedLabelSmoothedCrossEntropyCriterion(LabelSmoothedCrossEntropyCriterion
             logging_output["n_correct"] = correct.item()
             logging_output["total"] = target.ne(self.padding_idx).sum().item()
         return loss, sample_size, logging_output
-
-
-def _functions() -> tuple[Any, Any]:
-    """Return the functions of fairseq that the fused loss replaces, or those that a program has put in their place."""
-    return LabelSmoothedCrossEntropyCriterion.forward, fairseq_criterion.label_smoothed_nll_loss
-
-
-FAIRSEQS = _functions()
 
 
 def output_weight(model: nn.Module) -> Tensor | None:

@@ -10,7 +10,7 @@ from typing import Any
 from fairseq.criterions import CRITERION_REGISTRY
 from fairseq.data import Dictionary
 from fairseq.dataclass.utils import gen_parser_from_dataclass
-from fairseq.models import BaseFairseqModel, register_model
+from fairseq.models import BaseFairseqModel, FairseqEncoder, register_model
 from fairseq.models.transformer import TransformerConfig, TransformerModel
 from omegaconf import DictConfig
 from torch import nn
@@ -40,16 +40,26 @@ class RopeModel(BaseFairseqModel):
         return {}
 
     def train(self, mode: bool = True) -> "RopeModel":
-        """Set the mode of all modules. fairseq does so three times an update, when nearly always all are in it.
-
-        With ``--compile``, torch compiles the layers for training alone: a search has another shape in each step.
-        """
-        if any(module.training is not mode for module in self.modules()):
+        """Set the mode of all modules if one has another; with ``--compile``, compile the layers for training alone."""
+        if any(module.training is not mode for module in self._all_modules()):
             super().train(mode)
         for layer in (*self.encoder.layers, *self.decoder.layers) if self.compiles else ():
             if mode is (layer._compiled_call_impl is None):
                 layer.compile() if mode else setattr(layer, "_compiled_call_impl", None)
         return self
+
+    def set_num_updates(self, num_updates: int) -> None:
+        """Pass the number of updates to the modules that have this method. An encoder would only pass it on."""
+        for module in self._all_modules()[1:]:
+            if hasattr(type(module), "set_num_updates") and not isinstance(module, FairseqEncoder):
+                module.set_num_updates(num_updates)
+
+    def _all_modules(self) -> list[Any]:
+        """Return what ``modules()`` does, in less time; a shared module stands in it repeatedly."""
+        modules: list[Any] = [self]
+        for module in modules:
+            modules.extend(filter(None, module._modules.values()))
+        return modules
 
     def load_state_dict(
         self, state_dict: dict[str, Any], strict: bool = True, model_cfg: Any = None, args: Namespace | None = None
