@@ -47,7 +47,7 @@ test-gpu: $(STAMP)
 
 # BENCH: flags for every benchmark, as in make bench BENCH=--json
 bench: $(STAMP)
-	for what in rotary train programs encodings generate serve; do .venv/bin/python -m benchmarks.$$what $(BENCH) || exit; done
+	for what in train host encodings generate serve; do .venv/bin/python -m benchmarks.$$what $(BENCH) || exit; done
 
 SEEDS ?= 3
 compare: $(STAMP)

@@ -25,13 +25,6 @@ def systems() -> dict[str, Candidate]:
     return candidates
 
 
-def add_flags(parser: argparse.ArgumentParser) -> None:
-    """Add the flags of :func:`table`."""
-    parser.add_argument("--size", choices=sorted(SIZES), default="small", help="default: %(default)s")
-    parser.add_argument("--batch", type=int, choices=sorted(SENTENCES), default=16, help="default: %(default)s")
-    parser.add_argument("--no-memory", action="store_true", help="time only")
-
-
 def table(candidates: dict[str, Candidate], args: argparse.Namespace) -> list[dict[str, object]]:
     """Return a row for each of *candidates*; the first one is what the others are compared with."""
     yardstick = next(iter(candidates))
@@ -61,7 +54,9 @@ def table(candidates: dict[str, Candidate], args: argparse.Namespace) -> list[di
 
 def main() -> None:
     parser = build_parser("encodings", __doc__)
-    add_flags(parser)
+    parser.add_argument("--size", choices=sorted(SIZES), default="small", help="default: %(default)s")
+    parser.add_argument("--batch", type=int, choices=sorted(SENTENCES), default=16, help="default: %(default)s")
+    parser.add_argument("--no-memory", action="store_true", help="time only")
     args = parser.parse_args()
     title = f"position encodings, {args.size}, generation in batches of {args.batch}"
     report(title, table(systems(), args), args.json)

@@ -23,7 +23,7 @@ from benchmarks.subjects import DEVICE, HAS_FAST_BFLOAT16, SIZES, batches, build
 ARCHS = ("transformer", "transformer_rope")
 BF16 = "transformer_rope, bf16"
 CANDIDATES = (*ARCHS, BF16) if HAS_FAST_BFLOAT16 else ARCHS
-SENTENCES = {1: 16, 16: 128, 128: 384}  # a round translates so many, in batches of …
+SENTENCES = {1: 16, 16: 128, 128: 384, 512: 1024}  # a round translates so many, in batches of …
 
 
 class EndingAtLengths(BeamSearch):
@@ -86,7 +86,7 @@ class Translating:
 def main() -> None:
     parser = build_parser("generate", __doc__)
     parser.add_argument("--size", choices=sorted(SIZES), action="append", help="default: all")
-    parser.add_argument("--batch", type=int, choices=sorted(SENTENCES), action="append", help="default: all")
+    parser.add_argument("--batch", type=int, choices=sorted(SENTENCES), action="append", help="default: 1, 16, 128")
     parser.add_argument("--long", action="store_true", help="what a token costs as the output grows")
     args = parser.parse_args()
     for size in args.size or SIZES:
@@ -94,7 +94,7 @@ def main() -> None:
             report(f"milliseconds a token, {size}, batch 1, beam 4", growing(size, args.rounds), args.json)
             continue
         rows = []
-        for batch in args.batch or SENTENCES:
+        for batch in args.batch or (1, 16, 128):
             translating = {name: Translating(name, size, batch) for name in CANDIDATES}
             seconds = in_turns({name: one.translate for name, one in translating.items()}, args.rounds)
             for name in CANDIDATES:

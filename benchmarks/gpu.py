@@ -1,226 +1,161 @@
-"""Everything about one GPU, as one page in Markdown: correctness, kernels, training, generation, memory, profile.
+"""What one GPU does, as a page in Markdown: training, generation, and small trainings side by side.
 
-    python -m benchmarks.gpu --output gpu.md [--only correct --only kernels …] [--size small|base] [--device cpu]
+    python -m benchmarks.gpu --output gpu.md [--minutes 12] [--data DATA_BIN] [--only training …] [--size small|base]
 
-Takes about 20 minutes on a GPU. The sections are written as they end, so that an interrupted run leaves a page with
-those that ended. ``--device cpu --size small --rounds 1`` tries the command on a machine without one.
+The parts share the minutes. Each runs in a process until its time is over, and the page is written with each row.
+``--device cpu --size small --minutes 2`` tries the command with tiny batches on a machine without a GPU.
 """
 
 import argparse
 import contextlib
 import inspect
-import itertools
+import json
+import multiprocessing
 import os
 import statistics
-import sys
-import warnings
-from collections import Counter
+import subprocess
+import tempfile
+import time
 from collections.abc import Callable, Iterator
+from functools import partial
+from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
-from unittest import mock
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor
-from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.autograd import DeviceType
 
 from benchmarks.alternating import in_turns, machine, ratio, seconds_of
-from benchmarks.every_model import FUSED, MODELS, PLAIN, TOLERANCE, batch, build, gradient, search
-from benchmarks.generate import SENTENCES, Translating
-from benchmarks.subjects import DEVICE, SIZES, on_device
-from benchmarks.train import Candidate, Training
+from benchmarks.generate import Translating
+from benchmarks.subjects import DEVICE, SIZES, batches, dataset, dictionary
+from benchmarks.train import CANDIDATES, Training
 from fairseq_rope.files import write_whole
 from fairseq_rope.search.ensemble import SWITCH
+from recipes.script import PROGRAMS, ROOT, end
+from recipes.settings import merged, read_yaml
+from recipes.training import Train
+from recipes.work import Step
 
 Row = dict[str, object]
-NAMES = {torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "bfloat16"}
-TRAINED = {
-    "transformer": Candidate("transformer"),
-    "transformer, fused": Candidate("transformer", FUSED),
-    "transformer_rope": Candidate("transformer_rope"),
-    "transformer_rope, fused": Candidate("transformer_rope", FUSED),
-    "transformer_t5, fused": Candidate("transformer_t5", FUSED),
-    "transformer_rope_llama, fused": Candidate("transformer_rope_llama", FUSED),
+Part = Callable[[argparse.Namespace, float], Iterator[Row]]  # called with the time.monotonic() at which it must end
+ON_GPU = DEVICE == "cuda"
+COMPILED = ", compiled"
+OURS = ("transformer_rope", "transformer_rope, fused")
+TRAINED = ("transformer", *OURS, *(name + COMPILED for name in OURS))  # compiling takes minutes, so it comes last
+SEARCHES = {  # the architecture, and the fast search off (0) or on (1)
+    "transformer": ("transformer", "0"),
+    "transformer_rope": ("transformer_rope", "1"),
+    "transformer_rope, fast search off": ("transformer_rope", "0"),
 }
+TOKENS = (4096, 8192, 16384, 32768, 65536) if ON_GPU else (256, 512)
+SENTENCES = (16, 128, 512) if ON_GPU else (1,)
+SIDE_BY_SIDE = 8 if ON_GPU else 2
+STEPS, ROUNDS = (4, 3) if ON_GPU else (2, 1)  # so many batches, each timed so many times
 
 
-def waits_of(run: Callable[[], Any]) -> tuple[Any, Counter[str]]:
-    """Return what *run* returns, and the lines of code at which the host waits for the GPU in it, according to torch.
-
-    Without a GPU there are none.
-    """
-    if DEVICE != "cuda":
-        return run(), Counter()
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        torch.cuda.set_sync_debug_mode("warn")
-        try:
-            result = run()
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
-    waits = [warning for warning in caught if "synchroniz" in str(warning.message)]
-    return result, Counter(f"{Path(warning.filename).name}:{warning.lineno}" for warning in waits)
-
-
-@contextlib.contextmanager
-def fast_search(switch: str) -> Iterator[None]:
-    """Turn the fast search on ("1") or off ("0")."""
-    with mock.patch.dict(os.environ, {SWITCH: switch}):
-        yield
-
-
-def correct(args: argparse.Namespace) -> list[Row]:
-    """Gradients of each model beside those of the CPU in float32, where the host waits, and both searches.
-
-    One of the waits is that for the result. The searches, with the fast search off and on, are in the rows of float32,
-    and must find the CPU's hypotheses.
-    """
-    rows: list[Row] = []
-    for name, options in {"transformer": {}, **MODELS}.items():
-        arch = "transformer" if name == "transformer" else "transformer_rope"
-        with fast_search("0"):
-            hypotheses, _ = search(build(options, arch), batch())
-        expected = gradient(build(options, arch).train(), PLAIN, batch())
-        for dtype, criterion in itertools.product(NAMES, (PLAIN, FUSED)):
-            model, sample = build(options, arch).to(DEVICE, dtype).train(), on_device(batch())
-            gradient(model, criterion, sample)
-            found, waits = waits_of(lambda m=model, c=criterion, s=sample: gradient(m, c, s))
-            error = float((found - expected).norm() / expected.norm())
-            row: Row = {
-                "model": name,
-                "type": NAMES[dtype],
-                "criterion": "fused" if criterion == FUSED else "fairseq's",
-            }
-            row |= {"gradient's error": f"{error:.1e}"}
-            row["waits"] = ", ".join(f"{place} {count} times" for place, count in waits.items())
-            row["result"] = "right" if error < 10 * TOLERANCE[dtype] else "WRONG"
-            if dtype == torch.float32 and criterion == PLAIN:
-                for switch in "01":
-                    with fast_search(switch):
-                        same = search(build(options, arch).to(DEVICE), on_device(batch()))[0] == hypotheses
-                    row["result"] = row["result"] if same else "WRONG hypotheses"
-            rows.append(row)
-    return rows
+def training(args: argparse.Namespace, ends: float) -> Iterator[Row]:
+    """Target tokens a second in bfloat16, and the share of a step in which the GPU is busy."""
+    words = dictionary(SIZES[args.size]["vocab"])
+    data = dataset(words, copies=10)  # enough for STEPS of the largest batches
+    of_fairseq: dict[int, float] = {}
+    for name in TRAINED:
+        one = Training(CANDIDATES[name.removesuffix(COMPILED)], args.size)
+        if name.endswith(COMPILED):
+            one.model.compiles = True
+            one.model.train()
+        for tokens in TOKENS:
+            one.take(batches(words, tokens, data=data)[:STEPS])
+            row: Row = {"model": name, "tokens a batch": tokens}
+            try:
+                speed, busy = speed_of(one)
+            except torch.OutOfMemoryError:
+                yield {**row, "tokens/s": "does not fit", "times as fast": "", "GPU busy, %": ""}
+                break
+            if name == TRAINED[0]:
+                of_fairseq[tokens] = speed
+            times = speed / of_fairseq[tokens] if tokens in of_fairseq else ""
+            yield {**row, "tokens/s": speed, "times as fast": times, "GPU busy, %": busy}
 
 
-def kernels(args: argparse.Namespace) -> list[Row]:
-    """The kernel that torch chooses for attention, and the time of the first and of later calls of a shape.
-
-    First as torch chooses with the plugin, then with cuDNN's attention first. cuDNN refuses a learned bias.
-    """
-    rows = [{"first": "as with the plugin", **row} for row in _kernels_of(args)]
-    with sdpa_kernel([SDPBackend.CUDNN_ATTENTION, SDPBackend.MATH], set_priority=True):
-        return rows + [{"first": "cuDNN", **row} for row in _kernels_of(args)]
-
-
-def _kernels_of(args: argparse.Namespace) -> list[Row]:
-    rows: list[Row] = []
-    pairs, heads, dim = (64, 8, 64) if DEVICE == "cuda" else (2, 2, 16)
-    for what in ("no mask", "causal", "padding mask", "causal and padding mask", "learned bias", "step of a search"):
-        chosen, firsts, laters = [], [], []
-        for length in range(31, 31 + 8 * 5, 5):
-            queries = 1 if what == "step of a search" else length
-            q, k, v = (
-                torch.randn(pairs, heads, n, dim, device=DEVICE, dtype=torch.bfloat16, requires_grad=queries > 1)
-                for n in (queries, length, length)
-            )
-            mask = None if what in ("no mask", "causal") else _mask(what, q, length)
-            is_causal = what == "causal"
-            if DEVICE == "cuda":
-                choice = torch._fused_sdp_choice(q, k, v, mask, is_causal=is_causal)
-                chosen.append(torch.nn.attention.SDPBackend(choice).name)
-
-            def run(q: Tensor = q, k: Tensor = k, v: Tensor = v, mask: Any = mask, is_causal: bool = is_causal) -> None:
-                out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=is_causal)
-                if out.requires_grad:
-                    out.sum().backward()
-
-            firsts.append(1000 * seconds_of(run))
-            laters.append(1000 * statistics.median(seconds_of(run) for _ in range(args.rounds)))
-        names = ", ".join(f"{name} {count} times" for name, count in Counter(chosen).items())
-        row: Row = {"attention": what, "kernel": names or "CPU", "first call, ms": statistics.median(firsts[1:])}
-        rows.append({**row, "later calls, ms": statistics.median(laters)})
-    return rows
+def speed_of(one: Training) -> tuple[float, float]:
+    """Return the target tokens a second, and the percentage of a step in which the GPU is busy."""
+    for _ in range(STEPS):
+        one.step()  # allocates memory, and compiles
+    seconds = [seconds_of(one.step) for _ in range(ROUNDS * STEPS)]
+    with torch.profiler.profile() as profile:
+        seconds_of(one.step)
+    of_gpu = (x for x in profile.key_averages() if x.device_type == DeviceType.CUDA and not x.is_user_annotation)
+    busy = sum(x.self_device_time_total for x in of_gpu) / 1e6
+    return one.tokens * len(seconds) / sum(seconds), 100 * busy / statistics.median(seconds[::STEPS])
 
 
-def _mask(what: str, q: Tensor, keys: int) -> Tensor:
-    mask = q.new_zeros(q.size(0), 1, 1, keys)
-    mask[:, :, :, -3:] = -3e4
-    if what == "causal and padding mask":
-        return mask + q.new_full((keys, keys), float("-inf")).triu(1)
-    if what == "learned bias":
-        return mask + q.new_zeros(1, q.size(1), keys, keys).requires_grad_()
-    return mask
+def generation(args: argparse.Namespace, ends: float) -> Iterator[Row]:
+    """Sentences a second in float16 with beam 4."""
+
+    def translate(one: Translating, switch: str) -> None:
+        os.environ[SWITCH] = switch
+        one.translate()
+
+    for batch in SENTENCES:
+        translating = {name: (Translating(arch, args.size, batch), switch) for name, (arch, switch) in SEARCHES.items()}
+        seconds = in_turns({name: partial(translate, *each) for name, each in translating.items()}, ROUNDS)
+        for name, (one, _) in translating.items():
+            sentences = sum(sample["nsentences"] for sample in one.batches)
+            row: Row = {"model": name, "batch": batch, "sentences/s": sentences / statistics.median(seconds[name])}
+            yield {**row, "times as fast": ratio(seconds, name, "transformer")}
 
 
-def training(args: argparse.Namespace) -> list[Row]:
-    """Steps of training (bfloat16 on a GPU) beside fairseq's transformer, and the peak of memory."""
-    rows: list[Row] = []
-    trainings = {name: Training(candidate, args.size) for name, candidate in TRAINED.items()}
-    news = {}
-    for name, one in trainings.items():
-        one.step()  # allocates memory and tables
-        news[name] = seconds_of(one.step)
-    seconds = in_turns({name: one.step for name, one in trainings.items()}, args.rounds)
-    for name, one in trainings.items():
-        row: Row = {"model": name, "tokens/s": one.tokens / statistics.median(seconds[name])}
-        row |= {
-            "times as fast": ratio(seconds, name, "transformer"),
-            "tokens/s of a new shape": one.tokens / news[name],
-        }
-        if DEVICE == "cuda":
-            torch.cuda.reset_peak_memory_stats()
-            before = torch.cuda.memory_allocated()
-            one.step()
-            row["MiB for a step"] = (torch.cuda.max_memory_allocated() - before) / 2**20
-        rows.append(row)
-    return rows
+def side_by_side(args: argparse.Namespace, ends: float) -> Iterator[Row]:
+    """Updates a second of trainings of the recipe multi30k_wu2021, all at the same time."""
+    settings = merged(
+        read_yaml(ROOT / "recipes" / "multi30k_wu2021" / "settings.yaml"),
+        {"max_updates": 0, "patience": 0} if ON_GPU else {"tokens_per_update": 256},
+    )
+    environment = {**os.environ, "FAIRSEQ_ROPE": str(ROOT), "PATH": f"{PROGRAMS}:{os.environ['PATH']}"}
+    data, logs = Step("data", ""), []
+    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as trainings:
+        Path(folder, data.name).symlink_to(args.data.resolve())
+        for seed in range(SIDE_BY_SIDE):
+            train = Train.of("", settings, settings.precision, seed, data)
+            command = f"{train.command(int(ON_GPU), settings.tokens_per_update)} --no-save"
+            logs.append(Path(folder, str(seed), "log"))
+            logs[-1].parent.mkdir()
+            with logs[-1].open("wb") as log:
+                process = subprocess.Popen(
+                    ["bash", "-c", command], cwd=logs[-1].parent, env=environment, stdout=log, start_new_session=True
+                )
+            trainings.callback(end, process)
+        time.sleep(max(0.0, ends - time.monotonic() - 10))  # in the last seconds, they are ended
+        speeds = [updates_per_second(log) for log in logs]
+    yield {"trainings": SIDE_BY_SIDE, "of each": ", ".join(f"{x:.3g}" for x in speeds), "all together": sum(speeds)}
 
 
-def generation(args: argparse.Namespace) -> list[Row]:
-    """Sentences a second with beam 4, with the fast search off and on."""
-    rows: list[Row] = []
-    systems = {"transformer": ("transformer", "0"), "layer by layer": ("transformer_rope", "0")}
-    systems["fast search"] = ("transformer_rope", "1")
-    for size in args.batch:
-        translating = {name: Translating(arch, args.size, size) for name, (arch, _) in systems.items()}
-
-        def run(name: str, translating: dict[str, Translating] = translating) -> None:
-            with fast_search(systems[name][1]):
-                translating[name].translate()
-
-        seconds = in_turns({name: lambda name=name: run(name) for name in systems}, args.rounds)
-        for name in systems:
-            row: Row = {
-                "batch": size,
-                "search": name,
-                "sentences/s": SENTENCES[size] / statistics.median(seconds[name]),
-            }
-            rows.append({**row, "times as fast": ratio(seconds, name, "transformer")})
-    return rows
+def updates_per_second(log: Path) -> float:
+    """Return the mean of the updates a second in a log of fairseq-train, without those until its first line."""
+    lines = [line for line in log.read_text().splitlines() if "| train_inner |" in line][1:]
+    speeds = [float(json.loads(line[line.index("{") :])["ups"]) for line in lines]
+    return statistics.harmonic_mean(speeds) if speeds else 0.0
 
 
-def profile(args: argparse.Namespace) -> list[Row]:
-    """Where the time of a training step goes: kernels, and the share of the time in which the GPU works."""
-    rows: list[Row] = []
-    for name in ("transformer", "transformer_rope", "transformer_rope, fused"):
-        one = Training(TRAINED[name], args.size)
-        one.step()
-        with torch.profiler.profile() as events:
-            wall = seconds_of(one.step)
-        device = torch.autograd.DeviceType.CUDA if DEVICE == "cuda" else torch.autograd.DeviceType.CPU
-        averages = [event for event in events.key_averages() if event.device_type == device]
-        attribute = "self_device_time_total" if DEVICE == "cuda" else "self_cpu_time_total"
-        averages.sort(key=lambda event: -getattr(event, attribute))
-        busy = sum(getattr(event, attribute) for event in averages) / 1e6
-        row: Row = {"model": name, "operations": one.operations()}
-        row["ms a step"], row["busy %"] = 1000 * wall, 100 * busy / wall
-        rows.append({**row, "longest": "; ".join(event.key[:40] for event in averages[:5])})
-    return rows
+PARTS = {"training": (training, 5), "generation": (generation, 3), "side_by_side": (side_by_side, 4)}  # with shares
 
 
-SECTIONS = {"correct": correct, "kernels": kernels, "training": training, "generation": generation, "profile": profile}
+def rows_of(part: Part, args: argparse.Namespace, ends: float) -> Iterator[Row]:
+    """Yield the rows of *part* from a process, which is killed at *ends*."""
+    spawn = multiprocessing.get_context("spawn")
+    receiving, sending = spawn.Pipe(duplex=False)
+    process = spawn.Process(target=send_rows, args=(part, args, ends, sending))
+    process.start()
+    sending.close()
+    with contextlib.suppress(EOFError):  # the process has ended
+        while receiving.poll(max(0.0, ends - time.monotonic())):
+            yield receiving.recv()
+    process.kill()
+    process.join()
+
+
+def send_rows(part: Part, args: argparse.Namespace, ends: float, sending: Connection) -> None:
+    for row in part(args, ends):
+        sending.send(row)
 
 
 def as_markdown(rows: list[Row]) -> str:
@@ -233,28 +168,28 @@ def as_markdown(rows: list[Row]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="benchmarks.gpu", description=__doc__.splitlines()[0])
     parser.add_argument("--output", type=Path, required=True, help="the page, in Markdown")
-    parser.add_argument("--only", choices=SECTIONS, action="append", help="a section; default: all")
+    parser.add_argument("--minutes", type=float, default=12, help="of all parts together; default: %(default)s")
+    parser.add_argument("--data", type=Path, help="data folder of multi30k_wu2021; without it, no side_by_side")
+    parser.add_argument("--only", choices=PARTS, action="append", help="a part; default: all")
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda", help="default: %(default)s")
     parser.add_argument("--size", choices=sorted(SIZES), default="base", help="default: %(default)s")
-    parser.add_argument("--batch", type=int, choices=sorted(SENTENCES), nargs="+", default=[1, 16, 128])
-    parser.add_argument("--rounds", type=int, default=5, help="default: %(default)s")
     args = parser.parse_args()
-    if args.device == "cuda" and not torch.cuda.is_available():
+    if args.device == "cuda" and not ON_GPU:
         parser.error("--device cuda: torch finds no GPU; --device cpu tries the command without one")
-    if args.device != DEVICE:
+    if args.device == "cpu" and ON_GPU:
         parser.error("--device cpu: torch finds a GPU; hide it with CUDA_VISIBLE_DEVICES= before the command")
-    page = f"# Measured on {machine()}\n\ncuDNN {torch.backends.cudnn.version()}, size {args.size}, "
-    page += f"TORCH_CUDNN_SDPA_DEPRIORITIZED={os.environ.get('TORCH_CUDNN_SDPA_DEPRIORITIZED', '')!r}\n"
-    wrong = 0
-    for name, section in SECTIONS.items():
-        if args.only and name not in args.only:
-            continue
-        rows = section(args)
-        wrong += sum("WRONG" in str(row.get("result")) for row in rows)
-        page += f"\n## {name.capitalize()}\n\n{inspect.getdoc(section)}\n\n{as_markdown(rows)}"
-        write_whole(args.output, page)
-        print(f"{name}: written to {args.output}", flush=True)
-    sys.exit(f"{wrong} results are wrong" if wrong else 0)
+    last = time.monotonic() + 60 * args.minutes
+    names = [name for name in args.only or PARTS if args.data or name != "side_by_side"]
+    page = f"# Measured on {machine()}\n\nSize {args.size}. Rows that are missing had no time.\n"
+    for number, name in enumerate(names):
+        part, share = PARTS[name]
+        seconds = (last - time.monotonic()) * share / sum(PARTS[each][1] for each in names[number:])
+        rows, section = [], ""
+        for row in rows_of(part, args, time.monotonic() + seconds):
+            rows.append(row)
+            section = f"\n## {name.capitalize()}, {seconds:.0f} s\n\n{inspect.getdoc(part)}\n\n{as_markdown(rows)}"
+            write_whole(args.output, page + section)
+        page += section
 
 
 if __name__ == "__main__":

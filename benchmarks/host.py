@@ -17,7 +17,7 @@ import tempfile
 from pathlib import Path
 
 from benchmarks.alternating import build_parser, report, turned
-from benchmarks.programs import PLUGIN, program
+from recipes.script import PROGRAMS, ROOT
 
 SIZES = (
     "--encoder-embed-dim 16 --decoder-embed-dim 16 --encoder-ffn-embed-dim 32 --decoder-ffn-embed-dim 32 "
@@ -26,7 +26,7 @@ SIZES = (
     "--num-workers 0 --disable-validation"
 )
 PLAIN, FUSED = "--criterion label_smoothed_cross_entropy", "--criterion fused_label_smoothed_cross_entropy"
-FAIRSEQ = Path(__file__).parent / "fairseq_alone"
+PLUGIN, FAIRSEQ = ROOT / "fairseq_rope", ROOT / "benchmarks" / "fairseq_alone"
 ROWS = {  # by name: --user-dir, flags, and the row with which it is compared
     "fairseq alone": (FAIRSEQ, f"--arch transformer {PLAIN}", "fairseq alone"),
     "transformer_rope": (PLUGIN, f"--arch transformer_rope {PLAIN}", "fairseq alone"),
@@ -37,7 +37,7 @@ ROWS = {  # by name: --user-dir, flags, and the row with which it is compared
 }
 SEARCHED = ("fairseq alone", "transformer_rope")
 LENGTH = 40  # tokens of each output, with its end
-ENVIRONMENT = {**os.environ, "PYTHONPATH": str(PLUGIN.parent), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
 ENVIRONMENT["TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"] = "1"  # without it, fairseq alone loads no checkpoint
 
 
@@ -48,7 +48,7 @@ def write_data(folder: Path) -> Path:
         (folder / f"train.{side}").write_text("".join(f"{line}\n" for line in lines))
         (folder / f"test.{side}").write_text("w1 w2 w3 w4 w5 w6\n" * 16)
     files = ["--trainpref", folder / "train", "--testpref", folder / "test", "--joined-dictionary"]
-    words = [program("fairseq-preprocess"), "-s", "src", "-t", "tgt", *files, "--destdir", folder / "bin"]
+    words = [f"{PROGRAMS}/fairseq-preprocess", "-s", "src", "-t", "tgt", *files, "--destdir", folder / "bin"]
     subprocess.run([str(word) for word in words], check=True, capture_output=True)
     return folder / "bin"
 

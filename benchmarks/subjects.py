@@ -47,12 +47,13 @@ def build(arch: str, words: Dictionary, size: dict[str, int], **options: Any) ->
         setattr(args, f"{side}_ffn_embed_dim", size["ffn_width"])
         setattr(args, f"{side}_attention_heads", size["heads"])
     ARCH_CONFIG_REGISTRY[arch](args)
-    task = SimpleNamespace(source_dictionary=words, target_dictionary=words)
+    cfg = SimpleNamespace(left_pad_target=False)  # as in the task of translation
+    task = SimpleNamespace(source_dictionary=words, target_dictionary=words, cfg=cfg)
     return ARCH_MODEL_REGISTRY[arch].build_model(args, task).to(DEVICE)
 
 
-def dataset(words: Dictionary) -> LanguagePairDataset:
-    """Pairs of LENGTHS, of words drawn as rarely as real ones (Zipf's law)."""
+def dataset(words: Dictionary, copies: int = 1) -> LanguagePairDataset:
+    """Pairs of LENGTHS, each length so many times, of words drawn as rarely as real ones (Zipf's law)."""
     draw = random.Random(1)
     first, last = words.nspecial, len(words) - 1
 
@@ -60,7 +61,7 @@ def dataset(words: Dictionary) -> LanguagePairDataset:
         ranks = [int((last - first) ** draw.random()) for _ in range(length - 1)]
         return torch.tensor([first + rank for rank in ranks] + [words.eos()])
 
-    pairs = [[sentence(length) for length in pair] for pair in LENGTHS]
+    pairs = [[sentence(length) for length in pair] for pair in LENGTHS * copies]
     sources, targets = zip(*pairs, strict=True)
     sizes = [[len(text) for text in side] for side in (sources, targets)]
     return LanguagePairDataset(

@@ -1,4 +1,4 @@
-"""Training steps beside fairseq's transformer: tokens a second, peak memory and operations.
+"""Training steps beside fairseq's transformer: tokens a second and peak memory.
 
     python -m benchmarks.train [--size small|base] [--rounds N] [--json]
 
@@ -10,8 +10,12 @@ last row is a training with --bf16.
 import contextlib
 import itertools
 import os
+import resource
 import statistics
 from argparse import Namespace
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 from unittest import mock
@@ -20,10 +24,8 @@ import torch
 from fairseq import optim
 from fairseq.criterions import CRITERION_REGISTRY
 from fairseq.optim import adam
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from benchmarks.alternating import build_parser, in_turns, ratio, report
-from benchmarks.processes import in_a_process
 from benchmarks.subjects import DEVICE, HAS_FAST_BFLOAT16, SIZES, batches, build, dictionary
 from fairseq_rope.patches import optimizers
 from fairseq_rope.patches.linear import replace_linear_layers
@@ -48,17 +50,6 @@ if HAS_FAST_BFLOAT16:
     CANDIDATES["transformer_rope, fused, bf16"] = CANDIDATES["transformer_rope, fused"]._replace(bf16=True)
 TOKENS = {"small": 4096, "base": 2048}
 STEPS = {"small": 4, "base": 2}
-
-
-class Operations(TorchDispatchMode):
-    """The context that counts torch's operations, without those that only return a view."""
-
-    count = 0
-
-    def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        aten = torch.ops.aten
-        self.count += not (operation.is_view or operation in (aten.detach.default, aten._unsafe_view.default))
-        return operation(*args, **(kwargs or {}))
 
 
 class Training:
@@ -92,7 +83,10 @@ class Training:
                 self.optimizer = optim.FP16Optimizer.build_optimizer(with_float32_copies(options), weights)
             else:
                 self.optimizer = optim.build_optimizer(options, weights)
-        samples = batches(words, TOKENS[size_name] if DEVICE == "cpu" else 8192)[: STEPS[size_name]]
+        self.take(batches(words, TOKENS[size_name] if DEVICE == "cpu" else 8192)[: STEPS[size_name]])
+
+    def take(self, samples: list[dict[str, Any]]) -> None:
+        """Train on *samples* from now on, again and again."""
         self.tokens = statistics.mean(sample["ntokens"] for sample in samples)
         self.samples = itertools.cycle(samples)
 
@@ -104,14 +98,6 @@ class Training:
         self.optimizer.multiply_grads(1.0 / count)
         self.optimizer.step()
 
-    def operations(self) -> int:
-        """Return how many operations the loss of a batch and its gradient take, when tables are there."""
-        for _ in range(2):
-            self.optimizer.zero_grad()
-            with Operations() as counted:
-                self.optimizer.backward(self.criterion(self.model, next(self.samples))[0])
-        return counted.count
-
 
 def with_float32_copies(optimizer: Namespace) -> SimpleNamespace:
     """The configuration of fairseq's optimizer for --bf16 around *optimizer*."""
@@ -119,29 +105,31 @@ def with_float32_copies(optimizer: Namespace) -> SimpleNamespace:
     return SimpleNamespace(optimizer=optimizer, common=common)
 
 
-def rotation_share(training: Training) -> float:
-    """Percent of the time of a few steps that goes into turning queries, keys and their gradients."""
-    with torch.profiler.profile() as profile:
-        for _ in range(4):
-            training.step()
-    events = profile.key_averages()
-    where = "device" if DEVICE == "cuda" else "cpu"
-    rotation = sum(getattr(event, f"{where}_time_total") for event in events if event.key == "_Rotation")
-    return 100 * rotation / sum(getattr(event, f"self_{where}_time_total") for event in events)
+def _peak() -> float:
+    """Return the largest number of MiB that this process has had in memory."""
+    status = Path("/proc/self/status")
+    if status.exists():
+        return next(int(line.split()[1]) for line in status.read_text().splitlines() if "VmHWM" in line) / 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20  # macOS; on Linux, it includes the parent's peak
 
 
-def _run_steps(candidate: Candidate, size: str) -> None:
+def _peak_of_steps(candidate: Candidate, size: str) -> float:
     torch.set_num_threads(2)
+    before = _peak()
     training = Training(candidate, size)
     for _ in range(STEPS[size]):
         training.step()
+    return torch.cuda.max_memory_allocated() / 2**20 if DEVICE == "cuda" else _peak() - before
 
 
 def peak_memory(candidate: Candidate, size: str) -> float:
     """MiB that a few steps take beyond what the imports took, in a process of its own."""
     # glibc gives back at once what is freed, so that no leftovers are counted
-    with mock.patch.dict(os.environ, MALLOC_MMAP_THRESHOLD_="65536"):
-        return in_a_process(_run_steps, candidate, size)[1]
+    with (
+        mock.patch.dict(os.environ, MALLOC_MMAP_THRESHOLD_="65536"),
+        ProcessPoolExecutor(1, get_context("spawn")) as process,
+    ):
+        return process.submit(_peak_of_steps, candidate, size).result()
 
 
 def main() -> None:
@@ -167,8 +155,6 @@ def main() -> None:
                 "times as fast": ratio(seconds, name, yardstick),
                 "peak MiB": memory[name],
                 "of the memory": memory[name] / memory[yardstick] if memory[yardstick] else 0.0,
-                "rotation %": rotation_share(trainings[name]),
-                "operations": trainings[name].operations(),
             }
             for name in names
         ]

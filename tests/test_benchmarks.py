@@ -1,78 +1,30 @@
-"""benchmarks/: a process and its peak memory, the rows of a table, and whole benchmarks with tiny models."""
+"""benchmarks/: steps of training, and the benchmarks themselves with tiny models."""
 
 import json
-import os
 import sys
+import time
+from argparse import Namespace
 
 import pytest
 import torch
 
-from benchmarks import corpus, long_inputs, processes, programs, serve, subjects
+from benchmarks import encodings, generate, gpu, host, serve, subjects
 from benchmarks import train as training
-from benchmarks.alternating import report
-from benchmarks.generate import ARCHS
-from benchmarks.processes import OutOfMemoryError, in_a_process
-from benchmarks.subjects import dictionary
 from fairseq_rope.patches import optimizers
-
-
-@pytest.mark.slow
-def test_a_process_returns_its_result_and_its_own_peak():
-    result, peak = in_a_process(eval, "__import__('torch').ones(300 << 18).sum().item()", limit=1 << 30)
-    assert result == 300 << 18 and 290 < peak < 360
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "run, args, error",
-    [
-        (eval, ("__import__('torch').ones(300 << 18)",), OutOfMemoryError),
-        (eval, ("b'x' * (300 << 20)",), OutOfMemoryError),
-        (os.abort, (), OutOfMemoryError),
-        (int, ("two",), SystemExit),
-    ],
-)
-def test_a_process_that_fails_is_reported(run, args, error):
-    with pytest.raises(error):
-        in_a_process(run, *args, limit=(1 << 30) // 5)
-
-
-@pytest.mark.parametrize("failing", [None, *ARCHS])
-def test_rows_are_medians_beside_fairseqs_and_say_which_model_needs_too_much(monkeypatch, capsys, failing):
-    calls = []
-    seconds = {ARCHS[0]: iter([9.0, 8.0, 1.0]), ARCHS[1]: iter([3.0, 2.0, 4.0])}
-
-    def measured(work, arch, size, tokens, limit):
-        assert (size, tokens, limit) == ("base", 9, 5)
-        calls.append(arch)
-        if arch == failing:
-            raise OutOfMemoryError("more than 3 GiB are needed")
-        return next(seconds[arch]), {ARCHS[0]: 400.0, ARCHS[1]: 100.0}[arch]
-
-    monkeypatch.setattr(processes, "in_a_process", measured)
-    measured_rows = processes.measure(long_inputs.encoding_seconds, ARCHS, 3, "base", 9, limit=5)
-    rows = {row["model"]: row for row in measured_rows}
-    if failing is None:
-        assert calls == [*ARCHS, *reversed(ARCHS), *ARCHS]
-        # The quotients of the rounds are 3, 4 and 1/4.
-        expected = {"seconds": 3.0, "times as fast": 3.0, "peak MiB": 100.0, "of the memory": 0.25}
-        assert rows[ARCHS[1]] == {"model": ARCHS[1], **expected}
-    else:
-        assert calls.count(failing) == 1 and rows[failing]["seconds"] == "more than 3 GiB are needed"
-        (other,) = set(ARCHS) - {failing}
-        assert calls.count(other) == 3 and rows[other]["seconds"] in (8.0, 3.0)
-    report("encoder", list(rows.values()), as_json=False)
-    printed = capsys.readouterr().out
-    assert all(arch in printed for arch in ARCHS) and (failing is None or "more than 3 GiB are needed" in printed)
-
+from fairseq_rope.positions import ENCODINGS
+from tests.commands import LIMIT, ROOT, run_program
 
 TINY = {"layers": 1, "width": 16, "ffn_width": 16, "heads": 2, "vocab": 60}
 
 
-def test_steps_train_the_yardstick_with_fairseqs_adam_and_the_others_with_the_plugins(monkeypatch):
-    for module in (subjects, training):
-        monkeypatch.setitem(module.SIZES, "small", TINY)
+@pytest.fixture(autouse=True)
+def tiny(monkeypatch):
+    monkeypatch.setitem(subjects.SIZES, "small", TINY)
     monkeypatch.setitem(training.TOKENS, "small", 200)
+    monkeypatch.setattr(subjects, "LENGTHS", subjects.LENGTHS[:200])
+
+
+def test_steps_train_the_yardstick_with_fairseqs_adam_and_the_others_with_the_plugins():
     candidates = {**training.CANDIDATES, "bf16": training.Candidate("transformer_rope", bf16=True)}
     for name, candidate in candidates.items():
         one = training.Training(candidate, "small")
@@ -86,16 +38,66 @@ def test_steps_train_the_yardstick_with_fairseqs_adam_and_the_others_with_the_pl
         assert not torch.equal(after["decoder.layers.0.fc1.weight"], before["decoder.layers.0.fc1.weight"])
 
 
+@pytest.mark.parametrize(
+    "benchmark, flags, rows",
+    [
+        (training, ["--no-memory"], len(training.CANDIDATES)),
+        (generate, ["--batch", "1"], len(generate.CANDIDATES)),
+        pytest.param(encodings, ["--no-memory"], 1 + len(ENCODINGS), marks=pytest.mark.slow),
+        (serve, ["--quantization", "int8"], 2),
+    ],
+)
+def test_rows_are_beside_fairseqs(monkeypatch, capsys, benchmark, flags, rows):
+    monkeypatch.setattr(sys, "argv", ["benchmark", "--size", "small", "--rounds", "1", "--json", *flags])
+    benchmark.main()
+    printed = json.loads(capsys.readouterr().out)["rows"]
+    assert len(printed) == rows and printed[0]["model"].startswith("transformer")
+    for row in printed:
+        assert all(row[column] > 0 for column in row if "times as fast" in column)
+        assert row is not printed[0] or {row[column] for column in row if "times as fast" in column} == {1}
+
+
+@pytest.mark.slow
+def test_a_process_returns_its_own_peak():
+    assert 5 < training.peak_memory(training.CANDIDATES["transformer_rope"], "small") < 1000
+
+
 @pytest.mark.nightly
-def test_whole_programs_are_measured_beside_fairseqs(monkeypatch, capsys):
-    monkeypatch.setattr(programs, "SIZES", {"small": TINY})
-    words = ["programs", "--size", "small", "--rounds", "1", "--updates", "4", "--bf16", "--json"]
-    monkeypatch.setattr(sys, "argv", words)
-    programs.main()
-    rows = json.loads(capsys.readouterr().out)["rows"]
-    assert [row["model"] for row in rows] == list(programs.FLAGS) and rows[0]["times as fast"] == 1
-    for row in rows:
-        assert row["times as fast"] == pytest.approx(row["words/s"] / rows[0]["words/s"])
+def test_the_hosts_time_has_parts(tmp_path):
+    data = host.write_data(tmp_path)
+    times = host.update("transformer_rope", data, 8)
+    assert min(times[part] for part in ("all", "forward", "backward", "optimiser")) > 0
+    assert host.step("transformer_rope", data, tmp_path / "model")["all"] > 0
+
+
+def test_rows_about_a_gpu_end_with_the_batch_that_does_not_fit(monkeypatch):
+    monkeypatch.setattr(gpu, "TRAINED", ("transformer", "transformer_rope"))
+    args, right = Namespace(size="small"), gpu.speed_of
+
+    def speed_of(one):
+        if one.tokens > 300 and type(one.model).__name__ == "TransformerRopeModel":
+            raise torch.OutOfMemoryError
+        return right(one)
+
+    monkeypatch.setattr(gpu, "speed_of", speed_of)
+    *fitting, last = gpu.training(args, 0.0)
+    assert [(row["model"], row["tokens a batch"]) for row in [*fitting, last]] == [
+        (name, tokens) for name in gpu.TRAINED for tokens in gpu.TOKENS
+    ]
+    assert last["tokens/s"] == "does not fit" and [row["times as fast"] for row in fitting[:2]] == [1, 1]
+    rows = list(gpu.generation(args, 0.0))
+    assert [row["batch"] for row in rows] == [batch for batch in gpu.SENTENCES for _ in gpu.SEARCHES]
+
+
+@pytest.mark.slow
+def test_a_page_about_a_gpu_has_the_parts_that_have_ended(tmp_path, data_bin):
+    words = f"--device cpu --size small --minutes 1.5 --data {data_bin} --output {tmp_path / 'page.md'}".split()
+    begun = time.monotonic()
+    run_program("python", "-m", "benchmarks.gpu", *words, "--only", "generation", "--only", "side_by_side", cwd=ROOT)
+    assert time.monotonic() - begun < 90 + LIMIT / 10
+    page = (tmp_path / "page.md").read_text()
+    assert page.index("\n## Generation, ") < page.index("\n## Side_by_side, ")
+    assert float(page.strip().splitlines()[-1].split(" | ")[-1].strip("| ")) > 0
 
 
 @pytest.mark.parametrize(
@@ -111,26 +113,3 @@ def test_wrong_flags_of_serve_end_in_one_sentence(monkeypatch, capsys, flags, me
     with pytest.raises(SystemExit):
         serve.main()
     assert message in capsys.readouterr().err
-
-
-@pytest.mark.slow
-def test_a_corpus_is_translated_with_each_number_of_processes(monkeypatch, capsys, tmp_path):
-    vocabulary = dictionary(TINY["vocab"])
-    model = serve.Exported(TINY, vocabulary, [([vocabulary.nspecial], 2)], "int8", tmp_path / "model").folder
-    (tmp_path / "lines").write_text("w1 w2\nw3\nw4 w5 w6\n")
-    calls, translate = [], corpus.translate
-
-    def observed(*args):
-        translate(*args)
-        _, text, _, *numbers = args
-        outputs = {path.read_text().count("\n") for path in text.parent.glob("output*/text")}
-        calls.append((numbers, outputs, text.read_text().splitlines()[2:5]))
-
-    monkeypatch.setattr(corpus, "translate", observed)
-    flags = f"corpus --model {model} --input {tmp_path / 'lines'} --lines 40 --rounds 1 --json"
-    monkeypatch.setattr(sys, "argv", flags.split())
-    corpus.main()
-    again = ["w4 w5 w6", "w1 w2", "w3"]
-    assert calls == [([1, 2], {40}, again), ([2, 1], {40}, again)] * 2
-    rows = json.loads(capsys.readouterr().out)["rows"]
-    assert [row["processes"] for row in rows] == list(corpus.CANDIDATES) and rows[0]["times as fast"] == 1

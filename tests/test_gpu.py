@@ -11,11 +11,11 @@ from unittest import mock
 import pytest
 import torch
 
-from benchmarks import every_model
-from benchmarks.every_model import FUSED, LAYERS, MODELS, PLAIN, TASK, TOLERANCE, WORDS, batch, build, gradient, search
 from fairseq_rope.modules.dropout import Dropout
 from fairseq_rope.positions import rotary
+from tests import every_model
 from tests.commands import ENVIRONMENT, LIMIT, ROOT
+from tests.every_model import FUSED, LAYERS, MODELS, PLAIN, TASK, TOLERANCE, WORDS, batch, build, gradient, search
 from tests.pretended_gpu import Waits, WrongDeviceError, to_gpu
 
 # How often our lines may make the host wait in a search, at its start and in each step: never layer by layer; the fast

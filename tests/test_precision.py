@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from benchmarks.every_model import MODELS, build
+from tests.every_model import MODELS, build
 
 # The allowed errors, as multiples of those of fairseq's attention: outputs, gradients of inputs and of projections; and
 # gradients of the encoding's numbers, each a sum over all pairs, in which most terms cancel out.

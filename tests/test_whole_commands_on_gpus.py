@@ -6,10 +6,13 @@ from statistics import mean
 import pytest
 import torch
 
+from benchmarks.subjects import on_device
 from fairseq_rope.checkpoints import load_checkpoint
 from fairseq_rope.patches.optimizers import FLOAT32_COPIES
+from fairseq_rope.search.ensemble import SWITCH
 from tests.commands import ENVIRONMENT, PLUGIN, ROOT, call, outputs, scores, training
 from tests.commands_on_gpus import REAL_GPU, logged, run_on_gpus, training_on_gpus, types_of_numbers
+from tests.every_model import FUSED, MODELS, PLAIN, TOLERANCE, batch, build, gradient, search
 from tests.recipes.small_demo import SMALL, one, small_corpus
 
 EPOCHS = 2  # of training_on_gpus
@@ -159,3 +162,20 @@ def test_a_recipe_uses_as_many_gpus_as_its_setting_says_in_a_job_of_slurm_too(gp
     assert f"training on {gpus} devices (GPUs/TPUs)" in log
     assert f"--{precision.replace('auto', 'bf16')}" in one(tmp_path, "train-*/script.sh").read_text()
     assert "GPU: used, linear layers in float32" in one(tmp_path, "translate-*/log").read_text()
+
+
+@pytest.mark.nightly
+@pytest.mark.skipif(not REAL_GPU, reason="tests/test_gpu.py has a pretended GPU")
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("name", MODELS)
+def test_a_gpu_has_the_gradients_and_the_hypotheses_of_the_cpu(name, dtype, monkeypatch):
+    def on_gpu():
+        return build(MODELS[name]).to("cuda", dtype)
+
+    expected, sample = gradient(build(MODELS[name]).train(), PLAIN, batch()), on_device(batch(), "cuda")
+    for criterion in (PLAIN, FUSED):
+        found = gradient(on_gpu().train(), criterion, sample)
+        assert float((found - expected).norm() / expected.norm()) < TOLERANCE[dtype]
+    for fast in "01" if dtype == torch.float32 else "":
+        monkeypatch.setenv(SWITCH, fast)
+        assert search(on_gpu(), sample)[0] == search(build(MODELS[name]), batch())[0]

@@ -9,12 +9,15 @@ Without DEMO, the test trains a model on a few sentences. Without PROGRAMS, it i
 .venv, if they are not there in the same versions.
 """
 
+import contextlib
 import json
 import os
 import shutil
+import socket
 import subprocess
 import sys
 import time
+import urllib.error
 import urllib.request
 import venv
 from base64 import b64decode
@@ -22,16 +25,17 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.web_page import SENTENCE, answers, free_port, install_package, post, serving, translated
 from fairseq_rope.locks import locked
 from fairseq_rope.serving.exported_folder import exported_settings
 from fairseq_rope.serving.package import translate_as_programs
+from fairseq_rope.tools import package
 from tests.commands import LIMIT
 from tests.recipes.small_demo import one, run, small_corpus
 
 pytestmark = pytest.mark.nightly
 REQUIREMENTS = ["libretranslate==1.9.6", "spacy>=3.8,<4"]  # neither needs torch
 LINES = 60
+SENTENCE = "Click this button to open the dialog."
 
 # For each line of standard input: its sentences, the library's translation, and what LibreTranslate makes of it.
 LIBRARY = """
@@ -86,6 +90,69 @@ def install_programs(folder):
     assert done.returncode == 0, done.stderr
     size = sum(path.lstat().st_size for path in folder.rglob("*"))
     print(f"\ninstalled {' '.join(REQUIREMENTS)} in {time.monotonic() - began:.0f} s, {size / 1e6:.0f} MB")
+
+
+def install_package(served, data, folder, programs):
+    """Make a package of the exported model *served*, in *folder*. Returns the environment variables of the programs.
+
+    *programs* is the bin folder of their environment. They need no network, since spacy splits sentences.
+    """
+    flags = ["--model", served, "--data", data, "--output", folder / "packages", "--force"]
+    package.main(list(map(str, flags)))
+    (installed,) = (folder / "packages").glob("translate-*/")
+    blank = f"import spacy; spacy.blank('en').to_disk({str(installed / 'spacy')!r})"
+    subprocess.run([programs / "python", "-c", blank], check=True)
+    return {
+        **{name: value for name, value in os.environ.items() if name != "PYTHONPATH"},
+        **{name: str(folder / name) for name in ("HOME", "XDG_DATA_HOME", "XDG_CONFIG_HOME", "XDG_CACHE_HOME")},
+        "ARGOS_PACKAGES_DIR": str(folder / "packages"),
+        "ARGOS_PACKAGE_INDEX": f"file://{folder}/packages/",
+        "ARGOS_CHUNK_TYPE": "SPACY",
+    }
+
+
+@contextlib.contextmanager
+def serving(folder, variables, programs):
+    """Run LibreTranslate with the packages in *folder*, and yield its address."""
+    address = f"http://127.0.0.1:{free_port()}"
+    words = [programs / "libretranslate", "--load-only", "en,de", "--port", address.rpartition(":")[2]]
+    with (
+        open(folder / "log", "w") as log,
+        subprocess.Popen(words, cwd=folder, env=variables, stdout=log, stderr=log) as program,
+    ):
+        try:
+            if not answers(f"{address}/languages"):
+                raise RuntimeError((folder / "log").read_text()[-3000:])
+            yield address
+        finally:
+            program.terminate()
+
+
+def free_port():
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return free.getsockname()[1]
+
+
+def answers(url):
+    """Wait up to two minutes until *url* answers."""
+    for _ in range(240):
+        with contextlib.suppress(urllib.error.URLError):
+            urllib.request.urlopen(url).close()
+            return True
+        time.sleep(0.5)
+    return False
+
+
+def post(url, data):
+    request = urllib.request.Request(url, json.dumps(data).encode(), {"Content-Type": "application/json"})
+    with urllib.request.urlopen(request) as answer:
+        return json.load(answer)
+
+
+def translated(address, text):
+    """The translations of *text*, a line or a list of lines."""
+    return post(f"{address}/translate", {"q": text, "source": "en", "target": "de"})["translatedText"]
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""One small model of every kind, and batches with padding on both sides: for tests and for the page on a GPU."""
+"""One small model of every kind, and batches with padding on both sides."""
 
 import itertools
 from argparse import Namespace
