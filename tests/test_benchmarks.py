@@ -89,7 +89,7 @@ def test_rows_about_a_gpu_end_with_the_batch_that_does_not_fit(monkeypatch):
     assert [row["batch"] for row in rows] == [batch for batch in gpu.SENTENCES for _ in gpu.SEARCHES]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_page_about_a_gpu_has_the_parts_that_have_ended(tmp_path, data_bin):
     words = f"--device cpu --size small --minutes 1.5 --data {data_bin} --output {tmp_path / 'page.md'}".split()
     begun = time.monotonic()
@@ -98,18 +98,3 @@ def test_a_page_about_a_gpu_has_the_parts_that_have_ended(tmp_path, data_bin):
     page = (tmp_path / "page.md").read_text()
     assert page.index("\n## Generation, ") < page.index("\n## Side_by_side, ")
     assert float(page.strip().splitlines()[-1].split(" | ")[-1].strip("| ")) > 0
-
-
-@pytest.mark.parametrize(
-    "flags, message",
-    [
-        (["--batch-tokens", "0"], "--batch-tokens 0: "),
-        (["--candidates", "9"], "--candidates 9: "),
-        (["--shortlist", "/nowhere"], "--shortlist /nowhere: "),
-    ],
-)
-def test_wrong_flags_of_serve_end_in_one_sentence(monkeypatch, capsys, flags, message):
-    monkeypatch.setattr(sys, "argv", ["serve", *flags])
-    with pytest.raises(SystemExit):
-        serve.main()
-    assert message in capsys.readouterr().err
