@@ -71,6 +71,7 @@ def test_the_hosts_time_has_parts(tmp_path):
 
 
 def test_rows_about_a_gpu_end_with_the_batch_that_does_not_fit(monkeypatch):
+    monkeypatch.setenv(gpu.SWITCH, "1")  # which the benchmark changes in its process
     monkeypatch.setattr(gpu, "TRAINED", ("transformer", "transformer_rope"))
     args, right = Namespace(size="small"), gpu.speed_of
 

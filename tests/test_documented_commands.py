@@ -51,6 +51,7 @@ NOT_RUN = {
     "python -m recipes.text.fetch": "tests/recipes/test_fetch.py",
     "python -m recipes.synthetic": "tests/recipes/test_synthetic.py",
     **{f"ENCODING={encoding} SEED=1 ": "tests/recipes/test_paper.py" for encoding in ("none", "learned", "rope")},
+    "fairseq-generate binarise-test-…": "needs a trained model of its recipe",
     "make install": "tests/test_install.py",
     "make bench": "tests/test_benchmarks.py",
     "source .venv/bin/activate": "changes the shell",
