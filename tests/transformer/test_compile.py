@@ -9,7 +9,12 @@ from torch._dynamo.utils import counters
 from fairseq_rope.tools.average import main as average
 from tests.commands import PLUGIN, call, outputs, train, valid_losses
 
-ENCODINGS = ["rope", "rope --rope-layout half --rope-fraction 0.5", "sinusoidal", "learned", "alibi", "t5", "shaw"]
+SLOW = ["rope", "t5"]
+NIGHTLY = ["rope --rope-layout half --rope-fraction 0.5", "sinusoidal", "learned", "alibi", "shaw"]
+ENCODINGS = [
+    *(pytest.param(encoding, marks=pytest.mark.slow) for encoding in SLOW),
+    *(pytest.param(encoding, marks=pytest.mark.nightly) for encoding in NIGHTLY),
+]
 
 
 @pytest.fixture(autouse=True)
@@ -21,7 +26,6 @@ def without_code(monkeypatch):
     counters.clear()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("encoding", ENCODINGS)
 def test_losses_and_translations_are_those_without_it(data_bin, tmp_path, encoding):
     flags = ["--position-encoding", *encoding.split(), "--dropout", 0, "--log-interval", 1, "--max-tokens", 100]
