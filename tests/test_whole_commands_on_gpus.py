@@ -165,7 +165,7 @@ def test_a_recipe_uses_as_many_gpus_as_its_setting_says_in_a_job_of_slurm_too(gp
 
 
 @pytest.mark.nightly
-@pytest.mark.skipif(not REAL_GPU, reason="tests/test_gpu.py has a pretended GPU")
+@pytest.mark.skipif(not REAL_GPU, reason="needs a GPU: make test-gpu")
 @pytest.mark.parametrize("dtype", TOLERANCE)
 @pytest.mark.parametrize("name", MODELS)
 def test_a_gpu_has_the_gradients_and_the_hypotheses_of_the_cpu(name, dtype, monkeypatch):

@@ -218,7 +218,7 @@ def load_state_dict(self: Any, state_dict: dict[str, Any], optimizer_overrides: 
     wraps=_zero_grad,
 )
 def zero_grad(self: Any) -> None:
-    """Set the gradients to zero, and the factor for them to 1.
+    """Remove the gradients, and set the factor for them to 1, or to that of the loss scale.
 
     With --bf16 and an optimiser that divides gradients itself (apex's Adam, and that of this plugin), fairseq
     multiplies the factor for the gradients by that of all earlier updates.

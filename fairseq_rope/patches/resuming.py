@@ -10,9 +10,7 @@ from .registry import replaces
 
 logger = logging.getLogger(__name__)
 
-SEEN = (
-    "batches_seen"  # the entry of train_iterator with the batches that all processes have seen, and those of the epoch
-)
+SEEN = "batches_seen"  # in train_iterator: the batches that all processes have seen, and those of the epoch
 
 _state_dict = EpochBatchIterator.state_dict
 _load_state_dict = EpochBatchIterator.load_state_dict

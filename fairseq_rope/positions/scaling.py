@@ -205,10 +205,8 @@ class RopeScaling:
             ValueError: activation checkpointing computes a layer again during the backward pass, without the source
         """
         length = current_pass().source_length
-        if length is None and (torch._C._current_graph_task_id() != -1 or torch.compiler.is_compiling()):
-            self._refuse(
-                "depends on the source's length, and works without activation checkpointing and --compile only"
-            )
+        if length is None and torch._C._current_graph_task_id() != -1:
+            self._refuse("depends on the length of the source, and does not work with activation checkpointing")
         return self.frequencies(theta, base, positions if length is None else length)
 
     def attention_factor(self) -> float:

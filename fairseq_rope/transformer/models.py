@@ -44,8 +44,10 @@ class RopeModel(BaseFairseqModel):
         if any(module.training is not mode for module in self._all_modules()):
             super().train(mode)
         for layer in (*self.encoder.layers, *self.decoder.layers) if self.compiles else ():
-            if mode is (layer._compiled_call_impl is None):
-                layer.compile() if mode else setattr(layer, "_compiled_call_impl", None)
+            if not mode:
+                layer._compiled_call_impl = None
+            elif layer._compiled_call_impl is None:
+                layer.compile()
         return self
 
     def set_num_updates(self, num_updates: int) -> None:
@@ -114,6 +116,8 @@ class TransformerRopeModel(RopeModel, TransformerModel):
         cfg = options_of_task(task)
         model.decoder.attention_in_training = needs_attention(args) or bool(option_value(cfg, "load_alignments"))
         model.compiles = bool(option_value(args, "compile"))
+        if model.compiles and any(getattr(module, "depends_on_length", False) for module in model.modules()):
+            raise ValueError("--compile: does not support --rope-scaling of the types dynamic and longrope")
         right_padded = str(option_value(cfg, "left_pad_target")) == "False"
         for module in model.decoder.modules():
             if isinstance(module, SelfAttention):

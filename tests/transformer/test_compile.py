@@ -41,3 +41,8 @@ def test_losses_and_translations_are_those_without_it(data_bin, tmp_path, encodi
     assert len(logs[0]) >= 50 and logs[0] == pytest.approx(logs[1], abs=0.003)
     assert translations[0] == translations[1]
     assert not counters["graph_break"] and 4 <= counters["stats"]["unique_graphs"] <= 24
+
+
+def test_a_scaling_that_depends_on_the_source_is_refused(build):
+    with pytest.raises(ValueError, match="--compile: .*--rope-scaling"):
+        build(compile=True, rope_scaling='{"rope_type": "dynamic", "factor": 2, "original_max_position_embeddings": 8}')
